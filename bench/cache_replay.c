@@ -199,15 +199,15 @@ static void summary_print(enum trace_kind kind, const struct result *results, in
 /* Print the round of the last call for memory, least, median, mean and most over the seeds; and the waste then. */
 static void rest_print(enum trace_kind kind, const struct result *results, int n)
 {
-  double rounds[MAX_SEEDS], sum = 0, most_waste = 0;
+  double rounds[MAX_SEEDS], sum = 0, max_waste = 0;
   for (int i = 0; i < n; i++) {
     rounds[i] = results[i].last_round;
     sum += rounds[i];
-    most_waste = LADE_MAX(most_waste, results[i].waste[CACHE]);
+    max_waste = LADE_MAX(max_waste, results[i].waste[CACHE]);
   }
   qsort(rounds, (size_t)n, sizeof(*rounds), number_compare);
   printf("| %s | %.0f / %.0f / %.0f | %.1f | %.2f %% |\n", trace_kind_name(kind), rounds[0], rounds[n / 2],
-         rounds[n - 1], sum / n, most_waste);
+         rounds[n - 1], sum / n, max_waste);
 }
 
 static int kinds_replay(const struct options *options)

@@ -19,9 +19,9 @@
 #include "base/cpu.h"
 #include "parallel/comm.h"
 
-#define ROUNDS_MOST 101
-#define N_SIZES_MOST 1024
-#define N_SMALL LADE_COMM_LIST_MOST
+#define ROUNDS_MAX 101
+#define N_SIZES_MAX 1024
+#define N_SMALL LADE_COMM_LIST_MAX
 #define SMALL_ELEMENTS 4096
 
 extern char **environ;
@@ -42,9 +42,9 @@ struct bench {
   lade_chunk *chunk;
   struct lade_comm_range arena;
   bool is_registered;
-  int counts[N_SIZES_MOST];
-  double ms[N_OPS][N_WAYS][ROUNDS_MOST];
-  double small_ms[2][ROUNDS_MOST]; /* one by one, and as a list */
+  int counts[N_SIZES_MAX];
+  double ms[N_OPS][N_WAYS][ROUNDS_MAX];
+  double small_ms[2][ROUNDS_MAX]; /* one by one, and as a list */
 };
 
 static void die(const struct bench *bench, const char *why)
@@ -169,7 +169,7 @@ static int double_compare(const void *a, const void *b)
 /* Return the median over rounds of numerator / denominator; a NULL denominator is one. */
 static double median(const double *numerator, const double *denominator, int n)
 {
-  double sorted[ROUNDS_MOST];
+  double sorted[ROUNDS_MAX];
   for (int i = 0; i < n; i++)
     sorted[i] = numerator[i] / (denominator ? denominator[i] : 1);
   qsort(sorted, (size_t)n, sizeof(*sorted), double_compare);
@@ -181,7 +181,7 @@ static void results_print(const struct bench *bench)
   printf("%d ranks on %d cores, %.0f MiB, %d rounds; ms, and MPI's time over ours\n", bench->size, lade_cpu_count(),
          (double)bench->n * 4 / (1 << 20), bench->n_rounds);
   for (int op = 0; op < N_OPS; op++) {
-    const double (*ms)[ROUNDS_MOST] = bench->ms[op];
+    const double (*ms)[ROUNDS_MAX] = bench->ms[op];
     printf("%-15s MPI %8.2f", op_names[op], median(ms[MPI], NULL, bench->n_rounds));
     for (int way = 0; way < MPI; way++)
       printf("   %s %7.2f (%5.2f times)", way_names[way], median(ms[way], NULL, bench->n_rounds),
@@ -217,7 +217,7 @@ int main(int argc, char **argv)
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   if ((argc > 1 && lade_size_parse(argv[1], &bytes)) || bytes > 1u << 30)
     die(&bench, "usage: mpirun -n N bench-comm [BYTES [ROUNDS]], at most 1 GiB");
-  bench.n_rounds = argc > 2 ? LADE_MAX(1, LADE_MIN(ROUNDS_MOST, atoi(argv[2]))) : bench.n_rounds;
+  bench.n_rounds = argc > 2 ? LADE_MAX(1, LADE_MIN(ROUNDS_MAX, atoi(argv[2]))) : bench.n_rounds;
   struct lade_cpu cpu = lade_cpu_get();
   struct lade_kernels kernels;
   struct lade_launch launch;
@@ -228,7 +228,7 @@ int main(int argc, char **argv)
   if (lade_launch_read(environ, &error, &launch) || lade_comm_open(&params, &error, &bench.comm))
     die(&bench, error.text);
   bench.rank = lade_comm_rank(bench.comm);
-  bench.size = LADE_MIN(lade_comm_size(bench.comm), N_SIZES_MOST);
+  bench.size = LADE_MIN(lade_comm_size(bench.comm), N_SIZES_MAX);
   bench.n = lade_align_up(bytes / 4 / (uint64_t)bench.size, 1024) * (uint64_t)bench.size;
   for (int i = 0; i < bench.size; i++)
     bench.counts[i] = (int)bench.n / bench.size;

@@ -38,7 +38,7 @@
 #define N_WARM 2
 #define N_PLACES 8
 #define WORKSPACE 7 /* the place of scratch */
-#define MOST_CHOICES 8
+#define MAX_CHOICES 8
 #define CLEARLY_FASTER 0.98
 #define SECTION_S 30
 #define MISSING 77 /* exit code without a GPU */
@@ -404,7 +404,7 @@ static double best_seconds(struct bench *bench, const struct lade_matmul_args *a
 {
   double best = own_seconds, first = own_seconds;
   int best_number = 0;
-  for (int i = 0; i < MOST_CHOICES && bench->table.cublaslt; i++) {
+  for (int i = 0; i < MAX_CHOICES && bench->table.cublaslt; i++) {
     if (!lade_cublaslt_choose(bench->table.cublaslt, args, i))
       break;
     const double seconds = product_seconds(bench, args);
@@ -462,21 +462,21 @@ static void layer_bench(struct bench *bench, int64_t rows, int64_t in, int64_t o
 /* Measure the product that @text states, FORM:MxNxK. */
 static void product_bench(struct bench *bench, const char *text)
 {
-  const double most = (double)bench->place_bytes / 4;
+  const double max = (double)bench->place_bytes / 4;
   for (size_t i = 0; i < LADE_COUNT(product_forms); i++) {
     const size_t begin = strlen(product_forms[i].name) + 1;
     long long m, n, k;
     int end = 0;
     if (strncmp(text, product_forms[i].name, begin - 1) != 0 || text[begin - 1] != ':' ||
         sscanf(text + begin, "%lldx%lldx%lld%n", &m, &n, &k, &end) != 3 ||
-        text[begin + (size_t)end] || m < 1 || n < 1 || k < 1 || (double)m * (double)n > most ||
-        (double)m * (double)k > most || (double)n * (double)k > most)
+        text[begin + (size_t)end] || m < 1 || n < 1 || k < 1 || (double)m * (double)n > max ||
+        (double)m * (double)k > max || (double)n * (double)k > max)
       continue;
     product_row(bench, &product_forms[i], m, n, k);
     return;
   }
   fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NN:MxNxK, NN+gelu:MxNxK or TN:MxNxK of "
-          "matrices of at most %.0f numbers\n", text, most);
+          "matrices of at most %.0f numbers\n", text, max);
   exit(2);
 }
 

@@ -16,7 +16,7 @@
 
 enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB };
 enum { LAYERS = 6, CHANNELS = 192, HEADS = 6, VOCABULARY = 1000, PADDED = 1024, B = 4, T = 128, N = B * T, STEPS = 3 };
-enum { OPS_MOST = 64 * LAYERS, ATT = B * HEADS * T * T };
+enum { OPS_MAX = 64 * LAYERS, ATT = B * HEADS * T * T };
 
 enum call_kind {
   ENCODER, LAYERNORM, MATMUL, ATTENTION, RESIDUAL, GELU, SOFTMAX, CROSSENTROPY,
@@ -33,8 +33,8 @@ struct call {
 struct trainer {
   GPT2 model; /* of llm.c, which trains beside */
   lade_graph *graph;
-  struct call calls[OPS_MOST];
-  int64_t ns[OPS_MOST]; /* of the last run of each op; 0: not measured yet */
+  struct call calls[OPS_MAX];
+  int64_t ns[OPS_MAX]; /* of the last run of each op; 0: not measured yet */
   int params[NUM_PARAMETER_TENSORS][LAYERS], m[NUM_PARAMETER_TENSORS][LAYERS], v[NUM_PARAMETER_TENSORS][LAYERS];
   int tokens, targets, losses, step;
   struct lade_error error;

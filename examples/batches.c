@@ -14,10 +14,10 @@
 /* Fill a batch as a function of its numbers alone, so a resumed run gets the same batches. Validation rows differ. */
 static int batch_fill(void *user, const struct lade_batch *batch, struct lade_error *error)
 {
-  const int64_t most_stride = *(const int64_t *)user;
+  const int64_t max_stride = *(const int64_t *)user;
   (void)error; /* nothing fails here; a loader would write its line there and return a negative errno */
   for (int64_t row = 0; row < batch->n_rows; row++) {
-    int64_t number = 1000 * batch->number + batch->first_row + row, stride = 1 + number % most_stride;
+    int64_t number = 1000 * batch->number + batch->first_row + row, stride = 1 + number % max_stride;
     for (int64_t t = 0; t < batch->seq; t++) {
       int64_t at = row * batch->seq + t, value = number * (batch->is_valid ? 7 : 5) + t * stride;
       batch->tokens[at] = (int32_t)(value % VOCABULARY);
@@ -42,7 +42,7 @@ static int train(lade_trainer *trainer, long steps, struct lade_error *error)
 
 int main(int argc, char **argv)
 {
-  int64_t most_stride = 4;
+  int64_t max_stride = 4;
   struct lade_run_params run;
   struct lade_trainer_params params;
   struct lade_error error = {0};
@@ -56,7 +56,7 @@ int main(int argc, char **argv)
   lade_trainer_params_init(&params, sizeof(params));
   params.run = &run;
   params.batch = batch_fill;
-  params.batch_user = &most_stride;
+  params.batch_user = &max_stride;
   params.n_valid_batches = 4;
   params.steps = steps;
   params.warmup = 10;

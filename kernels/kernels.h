@@ -120,13 +120,13 @@ enum lade_matmul_layout {
  * product, whose sum is a node of the tree; rank_sum adds the rest of the tree. A CUDA device sums k in rising order
  * instead.
  */
-#define LADE_LEAVES_MOST 8
-#define LADE_SPANS_MOST 3
+#define LADE_LEAVES_MAX 8
+#define LADE_SPANS_MAX 3
 struct lade_k_tree {
-  int n_leaves; /* a power of two up to LADE_LEAVES_MOST; 0: k is one leaf, and the other fields are ignored */
+  int n_leaves; /* a power of two up to LADE_LEAVES_MAX; 0: k is one leaf, and the other fields are ignored */
   int n_spans;
-  int64_t span[LADE_SPANS_MOST]; /* their lengths; k in all */
-  int64_t part[LADE_SPANS_MOST]; /* part[s] * n_leaves >= span[s] > part[s] * (n_leaves - 1) */
+  int64_t span[LADE_SPANS_MAX]; /* their lengths; k in all */
+  int64_t part[LADE_SPANS_MAX]; /* part[s] * n_leaves >= span[s] > part[s] * (n_leaves - 1) */
 };
 
 /* c[m,n] = op(a) op(b) (+ bias[n], not with accumulate). a, b, bias: D. c: out. */
@@ -270,7 +270,7 @@ struct lade_dropout_args {
 };
 
 /* Most pairs of dimensions with a factor of their own. */
-#define LADE_ROPE_MOST_FACTORS 128
+#define LADE_ROPE_MAX_FACTORS 128
 
 /* Forms of the frequencies of rotary embedding (kernels/host/rows/rope.c). */
 enum lade_rope_kind {
@@ -516,7 +516,7 @@ struct lade_qk_dots_args {
  * below 0 is ignored (loss 0, not counted). With @softcap c the logits are c tanh(x W^T / c) (Gemma 2).
  *
  * With @leaf, sums over the vocabulary, those of exponentials and dx, are a tree like struct lade_k_tree's. Its leaves
- * are @leaf tokens, a power of two of leaves up to LADE_LEAVES_MOST; the last may have fewer tokens. Ranks that share
+ * are @leaf tokens, a power of two of leaves up to LADE_LEAVES_MAX; the last may have fewer tokens. Ranks that share
  * the leaves therefore give the bits of one rank, except for the rounding of dx to D. A CUDA device has its own order.
  *
  * With @logits[N * V] in A, all logits stay there, capped, chunk after chunk. The backward of the same device then
@@ -686,7 +686,7 @@ struct lade_copy_args {
 struct lade_cublaslt;
 
 /* The largest shapes that a table attends over; 0: any. */
-struct lade_attention_most {
+struct lade_attention_max {
   int64_t head_dim, seq_len, batch;
 };
 
@@ -696,7 +696,7 @@ struct lade_kernels {
   const char *variant[LADE_N_KERNELS];
   /* NULL: the host's */
   size_t (*workspace_bytes)(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args);
-  struct lade_attention_most attention_most;
+  struct lade_attention_max attention_max;
   struct lade_cublaslt *cublaslt; /* borrowed: a CUDA device's products (matmul_cublaslt.h); NULL: its plain kernel's */
   const char *library;            /* other inputs of the bits besides variants: the products' library; may be NULL */
   const int32_t *cuts;            /* and the cuts of a device's sums, @n_cuts numbers; static */

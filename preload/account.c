@@ -25,7 +25,7 @@
 #include "base/lock.h"
 #include "driver.h"
 
-#define RECORDS_MOST 10000 /* of one process number, by exec or by namespaces */
+#define RECORDS_MAX 10000 /* of one process number, by exec or by namespaces */
 
 static struct settings settings;
 static _Atomic(lade_ledger *) ledger;
@@ -70,7 +70,7 @@ static int record_open(void)
 {
   char path[PATH_MAX + 32];
   int fd = -1;
-  for (int i = 0; i < RECORDS_MOST && fd < 0; i++) {
+  for (int i = 0; i < RECORDS_MAX && fd < 0; i++) {
     snprintf(path, sizeof(path), "%s/%d.%d", settings.directory, (int)getpid(), i);
     fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0 && errno != EEXIST)

@@ -44,7 +44,7 @@ struct cuda_pool_properties { /* CUmemPoolProps */
   int type, handle_types;
   struct cuda_location location;
   void *win32;
-  size_t bytes_most;
+  size_t bytes_max;
   unsigned short usage;
   unsigned char reserved[54];
 };

@@ -58,8 +58,8 @@ LADE_API const char *lade_owner_name(enum lade_owner owner);
 LADE_API const char *lade_queue_name(enum lade_queue_id queue);
 
 /* Sizes of arrays in reports, so that a new owner or queue moves no field; unused entries are 0. */
-#define LADE_OWNERS_MOST 16
-#define LADE_QUEUES_MOST 16
+#define LADE_OWNERS_MAX 16
+#define LADE_QUEUES_MAX 16
 
 enum lade_budget_kind {
   LADE_BUDGET_AUTO,           /* the device's free memory, less the host tier where the two share memory */
@@ -153,9 +153,9 @@ struct lade_plan_report {
   int64_t unconstrained_step_ns;
   bool has_plan;                         /* the budget suffices */
   uint64_t peak_bytes[LADE_N_SPACES];    /* larger of training and evaluation; the device's in whole chunks */
-  uint64_t owner_bytes[LADE_N_SPACES][LADE_OWNERS_MOST]; /* the ledger, by owner; sums to peak_bytes */
+  uint64_t owner_bytes[LADE_N_SPACES][LADE_OWNERS_MAX]; /* the ledger, by owner; sums to peak_bytes */
   int64_t step_ns;                       /* predicted time of a training step */
-  int64_t queue_ns[LADE_QUEUES_MOST];    /* predicted busy time of each queue in it */
+  int64_t queue_ns[LADE_QUEUES_MAX];    /* predicted busy time of each queue in it */
   int64_t n_instructions;                /* instructions of the training program */
   uint64_t store_read_bytes, store_written_bytes; /* moved by a training step */
 };

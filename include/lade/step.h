@@ -94,7 +94,7 @@ struct lade_step_info {
   uint64_t peak_bytes[LADE_N_SPACES];    /* the device's in whole chunks */
   uint64_t used_bytes;                   /* highest address used on the device, without the rest of its chunk */
   uint64_t live_bytes[LADE_N_SPACES];    /* most bytes in use at once */
-  uint64_t owner_bytes[LADE_N_SPACES][LADE_OWNERS_MOST]; /* the ledger; sums to peak_bytes */
+  uint64_t owner_bytes[LADE_N_SPACES][LADE_OWNERS_MAX]; /* the ledger; sums to peak_bytes */
   /*
    * The smallest budget of the device that was found. After -ENOSPC, or with LADE_GRAPH_BUDGET_MIN, the search looked
    * for it; else it is the peak of this plan.
@@ -113,7 +113,7 @@ struct lade_step_measures {
   uint64_t moved_bytes;
   int n_ops, n_redone;                /* calls of the op function, redos included; redos */
   int64_t wall_ns;                    /* of the run */
-  int64_t busy_ns[LADE_QUEUES_MOST];  /* by queue */
+  int64_t busy_ns[LADE_QUEUES_MAX];  /* by queue */
 };
 
 typedef struct lade_stepper lade_stepper;

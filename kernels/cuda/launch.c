@@ -62,7 +62,7 @@ void lade_cuda_kernels_init(struct lade_kernels *kernels)
   kernels->cuts = cuts;
   kernels->n_cuts = LADE_COUNT(cuts);
   kernels->workspace_bytes = workspace_bytes;
-  kernels->attention_most = lade_cuda_attention_most();
+  kernels->attention_max = lade_cuda_attention_max();
   lade_cuda_element_init(kernels);
   lade_cuda_head_loss_init(kernels);
   lade_cuda_matrix_init(kernels);

@@ -55,7 +55,7 @@ bool lade_cuda_attention_has(enum lade_cuda_attention attention, enum lade_dtype
 bool lade_cuda_attention_has_form(const struct lade_score_form *form);
 
 /* Return the limits that all attentions share. */
-struct lade_attention_most lade_cuda_attention_most(void);
+struct lade_attention_max lade_cuda_attention_max(void);
 
 /* Return an attention's kernel, and its name in LADE_ATTENTION (static; NULL past the last). */
 lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention attention);

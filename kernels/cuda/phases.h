@@ -77,9 +77,9 @@ LADE_INLINE int64_t lade_cuda_norm_fwd_rows(int64_t n_rows)
 /* Return the most threads of a block, LADE_CUDA_THREADS or LADE_CUDA_NORM_BWD_THREADS. @pack: elements of 16 bytes. */
 LADE_INLINE int lade_cuda_norm_bwd_threads(int64_t d, int pack)
 {
-  const int64_t most_packs = LADE_CUDA_NORM_BWD_PACKS * LADE_CUDA_NORM_BWD_THREADS;
+  const int64_t max_packs = LADE_CUDA_NORM_BWD_PACKS * LADE_CUDA_NORM_BWD_THREADS;
   const bool is_large = d > (int64_t)LADE_CUDA_NORM_BWD_PACKS * LADE_CUDA_THREADS * pack;
-  return d % pack == 0 && is_large && d <= most_packs * pack ? LADE_CUDA_NORM_BWD_THREADS : LADE_CUDA_THREADS;
+  return d % pack == 0 && is_large && d <= max_packs * pack ? LADE_CUDA_NORM_BWD_THREADS : LADE_CUDA_THREADS;
 }
 
 /* Return a thread's packs of a row, 1 or 2; 0 for longer rows and for those that are not whole packs. */
@@ -150,7 +150,7 @@ struct lade_cuda_row_sums {
  */
 #define LADE_CUDA_ATTENTION_THREADS 128
 #define LADE_CUDA_ATTENTION_TILE 32
-#define LADE_CUDA_ATTENTION_MOST_DIM 256 /* of a head: sums wait in registers */
+#define LADE_CUDA_ATTENTION_MAX_DIM 256 /* of a head: sums wait in registers */
 #define LADE_CUDA_ATTENTION_FWD_ROWS 16  /* of a block of threads */
 #define LADE_CUDA_ATTENTION_BWD_ROWS 8
 #define LADE_CUDA_DELTA_LANES 8 /* threads of a row of delta: 16 bytes each of a head of 64 */
@@ -246,7 +246,7 @@ struct lade_cuda_dkv_sum {
 /* The table of cosines and sines: LONGROPE's factors travel with the arguments, by value. */
 struct lade_cuda_rope_table {
   struct lade_rope_args rope;
-  float factors[LADE_ROPE_MOST_FACTORS];
+  float factors[LADE_ROPE_MAX_FACTORS];
 };
 
 /* ---- head and loss ---- */

@@ -19,7 +19,7 @@
 
 #include "lade/types.h"
 
-#define LADE_PICKLE_BYTES_MOST ((size_t)1 << 30) /* of a file; numbers of values stay within an int */
+#define LADE_PICKLE_BYTES_MAX ((size_t)1 << 30) /* of a file; numbers of values stay within an int */
 
 typedef struct lade_pickle lade_pickle;
 

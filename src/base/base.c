@@ -21,8 +21,8 @@
 
 #include "base/base.h"
 
-#define STRUCT_BYTES_MOST (1 << 16) /* a larger struct_size is uninitialised memory */
-#define TRIES_MOST 32
+#define STRUCT_BYTES_MAX (1 << 16) /* a larger struct_size is uninitialised memory */
+#define TRIES_MAX 32
 #define TRY_PAUSE_NS 100000 /* multiplied by the number of tries */
 
 struct size_unit {
@@ -87,11 +87,11 @@ int lade_error_set(struct lade_error *error, int code, const char *format, ...)
   va_start(args, format);
   vsnprintf(whole, sizeof(whole), format, args);
   va_end(args);
-  size_t n = strlen(whole), most = sizeof(error->text) - 1, head = most / 2;
-  if (n <= most)
+  size_t n = strlen(whole), max = sizeof(error->text) - 1, head = max / 2;
+  if (n <= max)
     memcpy(error->text, whole, n + 1);
   else /* leave out the middle, so that a long path does not cut off the reason at the end */
-    snprintf(error->text, sizeof(error->text), "%.*s...%s", (int)head, whole, whole + n - (most - head - 3));
+    snprintf(error->text, sizeof(error->text), "%.*s...%s", (int)head, whole, whole + n - (max - head - 3));
   return code;
 }
 
@@ -191,7 +191,7 @@ int lade_struct_check(const char *type_name, const void *given, struct lade_erro
   if (!given)
     return lade_error_set(error, -EINVAL, "%s: the pointer is NULL", type_name);
   size_t bytes = struct_bytes(given);
-  if (bytes >= sizeof(bytes) && bytes <= STRUCT_BYTES_MOST)
+  if (bytes >= sizeof(bytes) && bytes <= STRUCT_BYTES_MAX)
     return 0;
   return lade_error_set(error, -EINVAL, "%s: struct_size is %zu: set it to sizeof the struct", type_name, bytes);
 }
@@ -229,7 +229,7 @@ int lade_struct_fill(const char *type_name, void *ret_given, const void *own, si
 
 bool lade_retry(int code, int *n_tries)
 {
-  if ((code != -EINTR && code != -EAGAIN && code != -EBUSY) || *n_tries == TRIES_MOST)
+  if ((code != -EINTR && code != -EAGAIN && code != -EBUSY) || *n_tries == TRIES_MAX)
     return false;
   const struct timespec pause = {.tv_nsec = (long)++*n_tries * TRY_PAUSE_NS};
   nanosleep(&pause, NULL);

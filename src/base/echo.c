@@ -11,17 +11,17 @@
 
 #include "base/base.h"
 
-#define JSON_MOST 47 /* bytes of the echo of a value, dots included */
+#define JSON_MAX 47 /* bytes of the echo of a value, dots included */
 #define DOTS "..."
 
 struct lade_echo lade_echo(const char *text)
 {
   struct lade_echo echo;
   size_t n = 0;
-  for (; n < LADE_ECHO_MOST && text[n]; n++)
+  for (; n < LADE_ECHO_MAX && text[n]; n++)
     echo.text[n] = (unsigned char)text[n] < ' ' || text[n] == 127 ? '?' : text[n];
   const bool is_cut = text[n];
-  while (is_cut && n > LADE_ECHO_MOST - 4 && ((unsigned char)text[n] & 0xc0) == 0x80)
+  while (is_cut && n > LADE_ECHO_MAX - 4 && ((unsigned char)text[n] & 0xc0) == 0x80)
     n--; /* the echo would end in the middle of a letter */
   strcpy(echo.text + n, is_cut ? DOTS : "");
   return echo;
@@ -31,12 +31,12 @@ struct lade_echo lade_echo(const char *text)
 static int echo_append(const char *bytes, size_t n_bytes, void *data)
 {
   struct lade_echo *echo = data;
-  const size_t used = strlen(echo->text), n = LADE_MIN(n_bytes, JSON_MOST - used);
+  const size_t used = strlen(echo->text), n = LADE_MIN(n_bytes, JSON_MAX - used);
   memcpy(echo->text + used, bytes, n);
   echo->text[used + n] = 0;
   if (n == n_bytes)
     return 0;
-  strcpy(echo->text + JSON_MOST - strlen(DOTS), DOTS);
+  strcpy(echo->text + JSON_MAX - strlen(DOTS), DOTS);
   return -1;
 }
 

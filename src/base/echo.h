@@ -7,13 +7,13 @@
 
 #include <jansson.h>
 
-#define LADE_ECHO_MOST 92 /* bytes of a text */
+#define LADE_ECHO_MAX 92 /* bytes of a text */
 
 struct lade_echo {
-  char text[LADE_ECHO_MOST + sizeof("...")];
+  char text[LADE_ECHO_MAX + sizeof("...")];
 };
 
-/* Return @text with control characters as question marks, cut after LADE_ECHO_MOST bytes. Any thread. */
+/* Return @text with control characters as question marks, cut after LADE_ECHO_MAX bytes. Any thread. */
 struct lade_echo lade_echo(const char *text);
 
 /* Return @value as in its file, compact and in ASCII, cut after 44 bytes; "missing" for NULL. Any thread. */

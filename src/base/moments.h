@@ -30,8 +30,8 @@
  * A block's exponent is FP32's biased one, clamped to these limits. Below the lower limit, steps would be subnormal
  * FP32 numbers, which are slow and negligible beside epsilon. Above the upper limit, codes would mean infinities.
  */
-#define LADE_SCALE_LEAST 24
-#define LADE_SCALE_MOST 254
+#define LADE_SCALE_MIN 24
+#define LADE_SCALE_MAX 254
 #define LADE_MANTISSA_BITS 4
 #define LADE_MANTISSA_SHIFT (23 - LADE_MANTISSA_BITS)
 
@@ -93,7 +93,7 @@ LADE_INLINE uint32_t lade_round_random(uint32_t draw)
 
 LADE_INLINE uint32_t lade_scale_clamp(uint32_t exponent)
 {
-  return exponent < LADE_SCALE_LEAST ? LADE_SCALE_LEAST : exponent > LADE_SCALE_MOST ? LADE_SCALE_MOST : exponent;
+  return exponent < LADE_SCALE_MIN ? LADE_SCALE_MIN : exponent > LADE_SCALE_MAX ? LADE_SCALE_MAX : exponent;
 }
 
 /* Return the exponent of a magnitude's bits after rounding. A block's scale is the largest of them, clamped. */
@@ -113,8 +113,8 @@ LADE_INLINE uint32_t lade_code_make(uint32_t magnitude, uint32_t scale, uint32_t
     float steps = lade_f32_from_bits(magnitude) * lade_f32_from_bits((257 - lowest) << 23);
     code = (uint32_t)(int32_t)(steps + lade_f32_from_bits(0x3f800000u | rounding << LADE_MANTISSA_BITS)) - 1;
   }
-  uint32_t most = top << LADE_MANTISSA_BITS | 15;
-  return code < most ? code : most;
+  uint32_t max = top << LADE_MANTISSA_BITS | 15;
+  return code < max ? code : max;
 }
 
 /* Return the magnitude of @code, exactly. */

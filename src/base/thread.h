@@ -16,10 +16,10 @@
 
 #include <pthread.h>
 
-#define LADE_THREAD_NAME_MOST 15 /* characters: the kernel's limit */
+#define LADE_THREAD_NAME_MAX 15 /* characters: the kernel's limit */
 
 /*
- * Start @main(@arg) as a thread called @name, of at most LADE_THREAD_NAME_MOST characters; the caller joins it. -EAGAIN
+ * Start @main(@arg) as a thread called @name, of at most LADE_THREAD_NAME_MAX characters; the caller joins it. -EAGAIN
  * if the machine refuses a thread. The thread runs without its name if the machine refuses the name. Any thread.
  */
 int lade_thread_start(pthread_t *ret_thread, const char *name, void *(*main)(void *), void *arg);

@@ -572,7 +572,7 @@ static int names_get(const struct cuda_driver *driver, struct lade_error *error,
   cuda_device_id id;
   int n = 0;
   cuda_result result = driver->cuDeviceGetCount(&n);
-  while (!result && seen->n < LADE_MIN(n, LADE_CUDA_SEEN_MOST)) {
+  while (!result && seen->n < LADE_MIN(n, LADE_CUDA_SEEN_MAX)) {
     call = "cuDeviceGetUuid";
     result = driver->cuDeviceGet(&id, seen->n);
     if (!result)

@@ -25,7 +25,7 @@ struct lade_cuda_device_params {
 int lade_device_open_cuda(const struct lade_cuda_device_params *params, struct lade_error *error,
                           lade_device **ret_device);
 
-#define LADE_CUDA_SEEN_MOST 32 /* no machine has more for one process */
+#define LADE_CUDA_SEEN_MAX 32 /* no machine has more for one process */
 
 /*
  * The devices that this process sees, in the order of their ordinals. If the launcher selected devices, they come
@@ -35,7 +35,7 @@ struct lade_cuda_seen {
   int n;
   struct lade_cuda_name {
     unsigned char uuid[16]; /* of a GPU or of a slice of one (MIG) */
-  } names[LADE_CUDA_SEEN_MOST];
+  } names[LADE_CUDA_SEEN_MAX];
 };
 
 /*
@@ -50,7 +50,7 @@ int lade_cuda_list(struct lade_error *error, struct lade_cuda_seen *ret_seen);
  * then holds back the others of its channel. Any thread.
  */
 #define LADE_CUDA_CHANNELS_VARIABLE "CUDA_DEVICE_MAX_CONNECTIONS"
-#define LADE_CUDA_CHANNELS_MOST 32 /* the driver's own limit */
+#define LADE_CUDA_CHANNELS_MAX 32 /* the driver's own limit */
 int lade_cuda_n_channels(void);
 
 /*

@@ -160,5 +160,5 @@ int lade_cuda_n_channels(void)
   const char *text = getenv(LADE_CUDA_CHANNELS_VARIABLE);
   char *end = NULL;
   const long n = text ? strtol(text, &end, 10) : 0;
-  return n >= 1 && n <= LADE_CUDA_CHANNELS_MOST && *end == 0 ? (int)n : DRIVERS_CHANNELS;
+  return n >= 1 && n <= LADE_CUDA_CHANNELS_MAX && *end == 0 ? (int)n : DRIVERS_CHANNELS;
 }

@@ -89,7 +89,7 @@ enum {
   CUDA_ATTRIBUTE_PCI_DOMAIN = 50,
   CUDA_ATTRIBUTE_CAPABILITY_MAJOR = 75,
   CUDA_ATTRIBUTE_CAPABILITY_MINOR = 76,
-  CUDA_ATTRIBUTE_SHARED_MOST = 97, /* shared bytes of a block, if its function requests them */
+  CUDA_ATTRIBUTE_SHARED_MAX = 97, /* shared bytes of a block, if its function requests them */
   CUDA_ATTRIBUTE_VIRTUAL_MEMORY = 102,
   CUDA_ATTRIBUTE_POSIX_HANDLES = 103,
   CUDA_ATTRIBUTE_RDMA = 110,
@@ -105,7 +105,7 @@ enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_STREAM_WAIT_GEQ = 0 };
 enum { CUDA_EVENT_DEFAULT = 0, CUDA_EVENT_BLOCKING_SYNC = 1 };
 enum { CUDA_CAPTURE_RELAXED = 2 }; /* of a capture: it restricts no call; of a thread: no capture restricts its calls */
 enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_DEVICE_MAP = 2 };
-enum { CUDA_FUNCTION_SHARED_MOST = 8 }; /* limit of the dynamic shared memory of a function's launches */
+enum { CUDA_FUNCTION_SHARED_MAX = 8 }; /* limit of the dynamic shared memory of a function's launches */
 
 struct cuda_location {
   int type, id;

@@ -58,7 +58,7 @@ static int function_find(lade_cuda_functions *functions, int i, const char *name
   cuda_result result = driver->cuModuleGetFunction(at, functions->modules[functions->n_modules - 1], name);
   const bool is_found = !result;
   if (is_found)
-    result = driver->cuFuncSetAttribute(*at, CUDA_FUNCTION_SHARED_MOST, functions->shared_bytes);
+    result = driver->cuFuncSetAttribute(*at, CUDA_FUNCTION_SHARED_MAX, functions->shared_bytes);
   if (!result)
     return 0;
   int status = lade_cuda_error_set(driver, &why, is_found ? "cuFuncSetAttribute" : "cuModuleGetFunction", result);
@@ -72,7 +72,7 @@ static int functions_load(lade_cuda_functions *functions, const char *folder, co
   const char *file = "";
   int status = 0;
   struct cuda_device *cuda = functions->cuda;
-  int attribute = CUDA_ATTRIBUTE_SHARED_MOST;
+  int attribute = CUDA_ATTRIBUTE_SHARED_MAX;
   cuda_result result = cuda->driver.cuDeviceGetAttribute(&functions->shared_bytes, attribute, cuda->id);
   if (result)
     return lade_cuda_error_set(&cuda->driver, error, "cuDeviceGetAttribute", result);

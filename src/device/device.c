@@ -20,7 +20,7 @@
 
 #include "device/device_ops.h"
 
-#define COPY_NS_MOST 100000000000000ull /* a day and more; 90,000 of them in a row are below 2^63 */
+#define COPY_NS_MAX 100000000000000ull /* a day and more; 90,000 of them in a row are below 2^63 */
 
 /* Return the index of the first item past @address in the array of ranges. */
 static int range_upper(const lade_device *device, uint64_t address)
@@ -123,9 +123,9 @@ void lade_device_fail(lade_device *device, int code)
 int64_t lade_link_ns(const struct lade_link *link, uint64_t bytes)
 {
   if (!link->bytes_per_s)
-    return (int64_t)LADE_MIN(link->latency_ns, COPY_NS_MOST);
+    return (int64_t)LADE_MIN(link->latency_ns, COPY_NS_MAX);
   unsigned __int128 ns = (unsigned __int128)bytes * 1000000000u / link->bytes_per_s + link->latency_ns;
-  return (int64_t)LADE_MIN(ns, (unsigned __int128)COPY_NS_MOST);
+  return (int64_t)LADE_MIN(ns, (unsigned __int128)COPY_NS_MAX);
 }
 
 void lade_device_close(lade_device *device)

@@ -169,7 +169,7 @@ int lade_build_head_loss(struct lade_build *build, int x, int table);
 /* ---- tables: a row for each token, the embedding's and the head's (table.c) ---- */
 
 /* Maximum number of parameters into which a table is cut. */
-#define LADE_TABLE_PARTS_MOST 16
+#define LADE_TABLE_PARTS_MAX 16
 
 /*
  * Add the table @name of the current unit, "@file_name" in checkpoints: one parameter, or several consecutive ones.

@@ -45,18 +45,18 @@ static int forms_check(const struct lade_model_graph_params *params, struct lade
 /* Refuse sizes that the device's attention kernels do not support. */
 static int attention_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
-  const struct lade_attention_most *most = &params->kernels->attention_most;
+  const struct lade_attention_max *max = &params->kernels->attention_max;
   const struct {
     const char *label;
-    int64_t value, most;
-  } sizes[] = {{"heads of", lade_model_head_dim(params->model), most->head_dim},
-               {"sequence length", params->seq_len, most->seq_len},
-               {"micro-batch", params->batch, most->batch}};
+    int64_t value, max;
+  } sizes[] = {{"heads of", lade_model_head_dim(params->model), max->head_dim},
+               {"sequence length", params->seq_len, max->seq_len},
+               {"micro-batch", params->batch, max->batch}};
   for (size_t i = 0; i < LADE_COUNT(sizes); i++) {
-    if (sizes[i].most && sizes[i].value > sizes[i].most)
+    if (sizes[i].max && sizes[i].value > sizes[i].max)
       return lade_error_set(error, -EINVAL, "model %s: %s %lld: this device attends with at most %lld; the host takes "
                             "any", params->model->name, sizes[i].label, (long long)sizes[i].value,
-                            (long long)sizes[i].most);
+                            (long long)sizes[i].max);
   }
   return 0;
 }

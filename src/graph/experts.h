@@ -13,7 +13,7 @@
 
 #include "graph/model_graph.h"
 
-#define LADE_EXPERTS_MOST_LAYERS 10000
+#define LADE_EXPERTS_MAX_LAYERS 10000
 
 /* Sizes of DeepSeek's latent attention (DeepSeek-V2, 2024, section 2.1). */
 struct lade_latent_attention {
@@ -34,7 +34,7 @@ struct lade_experts {
   bool has_qkv_bias, has_out_bias;
   int64_t q_norm, k_norm; /* sizes of norms of queries and keys; 0: none */
   bool is_tied;
-  uint64_t dense[(LADE_EXPERTS_MOST_LAYERS + 63) / 64]; /* bit of a layer without experts */
+  uint64_t dense[(LADE_EXPERTS_MAX_LAYERS + 63) / 64]; /* bit of a layer without experts */
 };
 
 static inline bool lade_experts_is_dense(const struct lade_experts *model, int64_t layer)

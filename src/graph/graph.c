@@ -24,7 +24,7 @@
 
 #include "base/echo.h"
 
-#define ALIGN_MOST (UINT64_C(2) << 20)
+#define ALIGN_MAX (UINT64_C(2) << 20)
 #define REASON_BYTES 384
 
 /* ---- messages ---- */
@@ -153,9 +153,9 @@ static int storage_check(const lade_graph *graph, const struct lade_storage *sto
   fault = storage->class_name ? name_fault(storage->class_name) : NULL;
   if (fault)
     return storage_refuse(error, -EINVAL, index, name, "class %s", fault);
-  if (storage->align > ALIGN_MOST || (storage->align & (storage->align - 1)))
+  if (storage->align > ALIGN_MAX || (storage->align & (storage->align - 1)))
     return storage_refuse(error, -EINVAL, index, name, "align is %" PRIu64 ": expected a power of two up to %" PRIu64
-                          ", or 0 for %d", storage->align, ALIGN_MOST, GRAPH_ALIGN_DEFAULT);
+                          ", or 0 for %d", storage->align, ALIGN_MAX, GRAPH_ALIGN_DEFAULT);
   if ((unsigned)storage->tier >= LADE_N_SPACES)
     return storage_refuse(error, -EINVAL, index, name, "tier is %d: expected device, host or store",
                           (int)storage->tier);

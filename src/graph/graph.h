@@ -86,7 +86,7 @@ static inline int graph_uses_end(const struct lade_graph *graph, int storage)
  * Write a closed graph as JSON into memory that the caller frees: one line for each storage and each op, fields with
  * their default left out, the same text for equal graphs. -EFBIG if lade_graph_parse would not read it; -ENOMEM.
  */
-#define GRAPH_TEXT_BYTES_MOST INT32_MAX
+#define GRAPH_TEXT_BYTES_MAX INT32_MAX
 int lade_graph_write(const lade_graph *graph, struct lade_error *error, char **ret_text, size_t *ret_bytes);
 
 #endif

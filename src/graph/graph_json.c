@@ -367,8 +367,8 @@ static int text_read(const char *file, const char *text, size_t n_bytes, struct 
 {
   struct graph_reader reader = {.file = file, .error = error};
   json_error_t problem = {0};
-  if (n_bytes > GRAPH_TEXT_BYTES_MOST)
-    return reader_refuse(&reader, "%zu bytes: expected at most %d", n_bytes, GRAPH_TEXT_BYTES_MOST);
+  if (n_bytes > GRAPH_TEXT_BYTES_MAX)
+    return reader_refuse(&reader, "%zu bytes: expected at most %d", n_bytes, GRAPH_TEXT_BYTES_MAX);
   const size_t mark_bytes = lade_text_mark_bytes(text, n_bytes);
   json_t *root = json_loadb(text + mark_bytes, n_bytes - mark_bytes, JSON_REJECT_DUPLICATES, &problem);
   const int rc = root_read(&reader, root, &problem);
@@ -390,9 +390,9 @@ int lade_graph_load(const char *path, struct lade_error *error, lade_graph **ret
     return lade_error_set(error, -EINVAL, "lade_graph_load: a pointer is NULL");
   const bool is_input = strcmp(path, "-") == 0;
   if (is_input)
-    rc = lade_stream_load(STDIN_FILENO, "standard input", GRAPH_TEXT_BYTES_MOST, error, &text, &n_bytes);
+    rc = lade_stream_load(STDIN_FILENO, "standard input", GRAPH_TEXT_BYTES_MAX, error, &text, &n_bytes);
   else
-    rc = lade_file_load(path, GRAPH_TEXT_BYTES_MOST, error, &text, &n_bytes);
+    rc = lade_file_load(path, GRAPH_TEXT_BYTES_MAX, error, &text, &n_bytes);
   if (rc)
     return rc;
   rc = text_read(is_input ? "standard input" : path, text, n_bytes, error, ret_graph);
@@ -417,7 +417,7 @@ struct graph_text {
 
 static void text_append(struct graph_text *text, const char *bytes, size_t n)
 {
-  if (!text->code && n > (size_t)(GRAPH_TEXT_BYTES_MOST - text->letters.n))
+  if (!text->code && n > (size_t)(GRAPH_TEXT_BYTES_MAX - text->letters.n))
     text->code = -EFBIG;
   if (!text->code && !lade_array_reserve((void **)&text->letters.items, &text->letters.capacity,
                                          text->letters.n + (int)n, 1))

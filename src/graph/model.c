@@ -22,12 +22,12 @@
 #define MAX_CONTEXT (1 << 24)
 #define MAX_VOCABULARY (1 << 24)
 
-static int range_check(const char *where, const char *label, int64_t value, int64_t most, struct lade_error *error)
+static int range_check(const char *where, const char *label, int64_t value, int64_t max, struct lade_error *error)
 {
-  if (value >= 1 && value <= most)
+  if (value >= 1 && value <= max)
     return 0;
   return lade_error_set(error, -EINVAL, "%s: %s is %lld: expected a whole number from 1 to %lld", where, label,
-                        (long long)value, (long long)most);
+                        (long long)value, (long long)max);
 }
 
 static int divides_check(const char *where, const char *part_label, int64_t part, const char *whole_label,
@@ -44,16 +44,16 @@ static int ranges_check(const struct lade_model *model, const char *where, const
 {
   const struct {
     const char *label;
-    int64_t value, most;
+    int64_t value, max;
   } fields[] = {
-      {labels->layers, model->layers, LADE_MODEL_MOST_LAYERS}, {labels->heads, model->heads, MAX_HEADS},
+      {labels->layers, model->layers, LADE_MODEL_MAX_LAYERS}, {labels->heads, model->heads, MAX_HEADS},
       {labels->n_kv_heads, model->n_kv_heads, MAX_HEADS},  {labels->width, model->width, MAX_WIDTH},
       {labels->hidden, model->hidden, MAX_HIDDEN},       {labels->context, model->context, MAX_CONTEXT},
       {labels->vocabulary, model->vocabulary, MAX_VOCABULARY},
   };
   int rc = 0;
   for (size_t i = 0; i < LADE_COUNT(fields) && rc == 0; i++)
-    rc = range_check(where, fields[i].label, fields[i].value, fields[i].most, error);
+    rc = range_check(where, fields[i].label, fields[i].value, fields[i].max, error);
   return rc;
 }
 
@@ -69,9 +69,9 @@ static int head_check(const struct lade_model *model, const char *where, const s
   return range_check(where, "head_dim", model->head_dim, MAX_WIDTH / model->heads, error);
 }
 
-static bool is_number_above(float value, float least)
+static bool is_number_above(float value, float min)
 {
-  return isfinite(value) && value > least;
+  return isfinite(value) && value > min;
 }
 
 /* Check the numbers of a form of the rotary frequencies. */
@@ -84,9 +84,9 @@ static int rope_form_check(const struct lade_model *model, const char *where, st
       (model->attention_temperature_beta > 0 && model->rotary_dim))
     return lade_error_set(error, -EINVAL, "%s: attention_temperature_beta is %g: expected a number above 0 for whole "
                           "heads, or 0 for none", where, (double)model->attention_temperature_beta);
-  if (model->rope_kind == LADE_ROPE_LONGROPE && lade_model_rotary_dim(model) / 2 > LADE_ROPE_MOST_FACTORS)
+  if (model->rope_kind == LADE_ROPE_LONGROPE && lade_model_rotary_dim(model) / 2 > LADE_ROPE_MAX_FACTORS)
     return lade_error_set(error, -EINVAL, "%s: rope_scaling.type is longrope with %lld factors: expected at most %d",
-                          where, (long long)(lade_model_rotary_dim(model) / 2), LADE_ROPE_MOST_FACTORS);
+                          where, (long long)(lade_model_rotary_dim(model) / 2), LADE_ROPE_MAX_FACTORS);
   for (int64_t j = 0; model->rope_kind == LADE_ROPE_LONGROPE && j < lade_model_rotary_dim(model) / 2; j++)
     if (!is_number_above(model->rope_short_factors[j], 0) || !is_number_above(model->rope_long_factors[j], 0))
       return lade_error_set(error, -EINVAL, "%s: rope_scaling has short factor %g and long factor %g of pair %lld: "

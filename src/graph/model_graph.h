@@ -89,11 +89,11 @@ enum lade_bias {
   LADE_BIAS_ALL = 15
 };
 
-#define LADE_MODEL_MOST_LAYERS 10000
+#define LADE_MODEL_MAX_LAYERS 10000
 
 /* A set of layers; all zero: empty. */
 struct lade_layer_set {
-  uint64_t bits[(LADE_MODEL_MOST_LAYERS + 63) / 64];
+  uint64_t bits[(LADE_MODEL_MAX_LAYERS + 63) / 64];
 };
 
 static inline bool lade_layer_set_has(const struct lade_layer_set *set, int64_t layer)
@@ -124,7 +124,7 @@ struct lade_model {
   bool rope_is_untruncated;             /* YARN: its ramp's ends are not rounded to whole pairs */
   /* Queries are multiplied by 1 + beta ln(1 + floor(position / rope_original_context)); 0: they are not. */
   float attention_temperature_beta;
-  float rope_short_factors[LADE_ROPE_MOST_FACTORS], rope_long_factors[LADE_ROPE_MOST_FACTORS]; /* LONGROPE */
+  float rope_short_factors[LADE_ROPE_MAX_FACTORS], rope_long_factors[LADE_ROPE_MAX_FACTORS]; /* LONGROPE */
   float rope_local_base;            /* of windowed layers, without scaling; 0: as in other layers */
   struct lade_layer_set unrotated;  /* layers without rotary positions */
   enum lade_activation activation;
@@ -201,7 +201,7 @@ struct lade_share {
 struct lade_layer_span {
   int64_t first, n;
 };
-static inline int64_t lade_pieces_most(const struct lade_model *model)
+static inline int64_t lade_pieces_max(const struct lade_model *model)
 {
   return model->layers + 2;
 }

@@ -16,7 +16,7 @@
 
 /*
  * The largest block is Gemma 3's with biases and dropout, cut by rows: about 100 tensors, 17 parameters, 50 ops. A head
- * with a table in LADE_TABLE_PARTS_MOST parts has 4 tensors, a parameter and 2 ops for each, and a few of its own.
+ * with a table in LADE_TABLE_PARTS_MAX parts has 4 tensors, a parameter and 2 ops for each, and a few of its own.
  */
 #define TENSORS_PER_UNIT 120
 #define PARAMS_PER_UNIT 20
@@ -24,7 +24,7 @@
 #define SOMEWHERE 64 /* a placeholder, aligned like real addresses, for operands without an address yet */
 
 /* Return the most units: the layers, and at each end of a chunk the embedding, the head or a stage boundary. */
-static int64_t units_most(const struct lade_model_graph *graph)
+static int64_t units_max(const struct lade_model_graph *graph)
 {
   return graph->model.layers + 2 * (int64_t)graph->share.n_chunks;
 }
@@ -40,7 +40,7 @@ static uint64_t tensor_bytes(const struct lade_tensor *tensor)
 void lade_build_unit(struct lade_build *build, int class_id, const char *format, ...)
 {
   struct lade_model_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_units < units_most(graph));
+  LADE_ASSERT(graph->n_units < units_max(graph));
   struct lade_unit *unit = &graph->units[graph->n_units];
   va_list args;
   va_start(args, format);
@@ -56,7 +56,7 @@ int lade_build_tensor(struct lade_build *build, enum lade_tensor_kind kind, enum
                       const int64_t *dims, const char *name)
 {
   struct lade_model_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_tensors < units_most(graph) * TENSORS_PER_UNIT);
+  LADE_ASSERT(graph->n_tensors < units_max(graph) * TENSORS_PER_UNIT);
   struct lade_tensor *tensor = &graph->tensors[graph->n_tensors];
   *tensor = (struct lade_tensor){
       .kind = kind, .dtype = dtype, .n_dims = n_dims, .unit = build->unit, .producer = -1, .param = -1};
@@ -79,7 +79,7 @@ int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows,
                      float init_std)
 {
   struct lade_model_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_params < units_most(graph) * PARAMS_PER_UNIT);
+  LADE_ASSERT(graph->n_params < units_max(graph) * PARAMS_PER_UNIT);
   int64_t dims[] = {n_rows, n_cols};
   int n_dims = n_cols > 0 ? 2 : 1;
   char full[LADE_NAME_BYTES], gradient[LADE_NAME_BYTES + 2];
@@ -151,7 +151,7 @@ static void op_complete(struct lade_build *build, int i_op)
 static struct lade_op *op_push(struct lade_build *build, enum lade_op_kind kind, const int *in)
 {
   struct lade_model_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_ops < units_most(graph) * OPS_PER_UNIT);
+  LADE_ASSERT(graph->n_ops < units_max(graph) * OPS_PER_UNIT);
   const struct lade_op_entry *entry = &lade_op_table[kind];
   struct lade_op *op = &graph->ops[graph->n_ops++];
   *op = (struct lade_op){
@@ -238,7 +238,7 @@ void lade_build_lean_ops(struct lade_build *build)
     op->optional = optional_find(graph, op);
     if (op->optional < 0)
       continue;
-    LADE_ASSERT(graph->n_ops + graph->n_lean_ops < units_most(graph) * OPS_PER_UNIT);
+    LADE_ASSERT(graph->n_ops + graph->n_lean_ops < units_max(graph) * OPS_PER_UNIT);
     op->lean = graph->n_ops + graph->n_lean_ops++;
     *lean = *op;
     lean->optional = lean->lean = -1;
@@ -257,7 +257,7 @@ int lade_build_out(const struct lade_build *build, int op, int i)
 
 bool lade_build_reserve(struct lade_model_graph *graph, struct lade_build *build)
 {
-  size_t n_units = (size_t)units_most(graph);
+  size_t n_units = (size_t)units_max(graph);
   graph->tensors = calloc(n_units * TENSORS_PER_UNIT, sizeof(*graph->tensors));
   graph->params = calloc(n_units * PARAMS_PER_UNIT, sizeof(*graph->params));
   graph->ops = calloc(n_units * OPS_PER_UNIT, sizeof(*graph->ops));

@@ -21,7 +21,7 @@
  * table: it belongs to no token, gives no logit, stays zero and is in no checkpoint.
  *
  * Sums that ranks divide are made in one order for all numbers of ranks: over a tree, of which each rank has a run of
- * leaves (struct lade_k_tree). The number of leaves is the largest power of two up to LADE_LEAVES_MOST that divides the
+ * leaves (struct lade_k_tree). The number of leaves is the largest power of two up to LADE_LEAVES_MAX that divides the
  * heads, as every number of ranks must; 8 serves the ranks of a node. Three ranks, or six, make their sums in one
  * piece, with other bits.
  */
@@ -39,7 +39,7 @@
 /* Return the number of leaves of the whole model's sums over @n values, which the leaves divide evenly. */
 static int leaves_count(const struct lade_model *model, int64_t n)
 {
-  int leaves = LADE_LEAVES_MOST;
+  int leaves = LADE_LEAVES_MAX;
   while (model->heads % leaves || n % leaves)
     leaves /= 2;
   return leaves;
@@ -267,7 +267,7 @@ static int own_leaves(const struct lade_model_graph *graph, int leaves)
 static struct lade_k_tree tree_make(const struct lade_model_graph *graph, int n_spans,
                                     const struct lade_sharded_width *spans)
 {
-  int leaves = LADE_LEAVES_MOST;
+  int leaves = LADE_LEAVES_MAX;
   for (int i = 0; i < n_spans; i++)
     leaves = LADE_MIN(leaves, leaves_count(&graph->model, spans[i].n_all));
   struct lade_k_tree tree = {.n_leaves = own_leaves(graph, leaves)};

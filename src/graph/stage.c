@@ -31,14 +31,14 @@ static int64_t last_layers(const struct lade_model *model, int64_t seq_len, int 
   if (n_pieces > model->layers)
     return 0;
   double head = 6.0 * (double)model->vocabulary * (double)model->width;
-  double block = (lade_model_flops_per_token(model, seq_len) - head) / (double)model->layers, least = 0;
+  double block = (lade_model_flops_per_token(model, seq_len) - head) / (double)model->layers, min = 0;
   int64_t best = 0;
   for (int64_t n = 1; n <= model->layers - (n_pieces - 1); n++) {
     double others = (double)lade_div_up(model->layers - n, n_pieces - 1) * block;
     double slowest = LADE_MAX((double)n * block + head, others);
-    if (best == 0 || slowest < least) {
+    if (best == 0 || slowest < min) {
       best = n;
-      least = slowest;
+      min = slowest;
     }
   }
   return best;
@@ -46,12 +46,12 @@ static int64_t last_layers(const struct lade_model *model, int64_t seq_len, int 
 
 static int pieces_check(const struct lade_model *model, int n_pieces, struct lade_error *error)
 {
-  if (n_pieces <= lade_pieces_most(model))
+  if (n_pieces <= lade_pieces_max(model))
     return 0;
   return lade_error_set(error, -EINVAL,
                         "model %s: %d stages times virtual stages are too many for %lld layers, an embedding and a "
                         "head: give at most %lld",
-                        model->name, n_pieces, (long long)model->layers, (long long)lade_pieces_most(model));
+                        model->name, n_pieces, (long long)model->layers, (long long)lade_pieces_max(model));
 }
 
 /* Return the layers of @piece, with @last layers in the last one. */

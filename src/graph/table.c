@@ -49,10 +49,10 @@ static int64_t part_bytes(const struct lade_model_graph *graph, int n)
   const int64_t copy_bytes = (int64_t)lade_dtype_bytes(graph->dtype), n_rows = lade_share_vocabulary(graph);
   const int64_t grad_bytes = (int64_t)lade_dtype_bytes(graph->accumulator);
   const int64_t blocks_bytes = n > 1 ? lade_div_up(2 * grad_bytes, graph->share.n_shards) : 0;
-  int64_t most = 0;
+  int64_t max = 0;
   for (int i = 0; i < n; i++)
-    most = LADE_MAX(most, part_first_row(n_rows, n, i + 1) - part_first_row(n_rows, n, i));
-  return most * graph->model.width * (copy_bytes + grad_bytes + blocks_bytes);
+    max = LADE_MAX(max, part_first_row(n_rows, n, i + 1) - part_first_row(n_rows, n, i));
+  return max * graph->model.width * (copy_bytes + grad_bytes + blocks_bytes);
 }
 
 static int parts_count(const struct lade_model_graph *graph)
@@ -61,9 +61,9 @@ static int parts_count(const struct lade_model_graph *graph)
     return 1;
   const int64_t layer = lade_model_layer_n_params(&graph->model) / graph->share.tp;
   const int64_t two_layers_bytes = 2 * layer * (int64_t)lade_dtype_bytes(graph->dtype);
-  const int most = (int)LADE_MIN(lade_share_vocabulary(graph) / LADE_HEAD_CHUNK, LADE_TABLE_PARTS_MOST);
+  const int max = (int)LADE_MIN(lade_share_vocabulary(graph) / LADE_HEAD_CHUNK, LADE_TABLE_PARTS_MAX);
   int n = 1;
-  while (n < most && part_bytes(graph, n) > two_layers_bytes)
+  while (n < max && part_bytes(graph, n) > two_layers_bytes)
     n++;
   return n;
 }

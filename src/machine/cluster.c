@@ -186,9 +186,9 @@ static int level_read(const char *where, int at, const json_t *object, struct la
 static int levels_read(const char *where, const json_t *list, struct lade_cluster *cluster, struct lade_error *error)
 {
   const size_t n = json_array_size(list);
-  if (!json_is_array(list) || n < 1 || n > LADE_CLUSTER_LEVELS_MOST)
+  if (!json_is_array(list) || n < 1 || n > LADE_CLUSTER_LEVELS_MAX)
     return lade_error_set(error, -EINVAL, "%s: levels: expected a list of 1 to %d levels, innermost first", where,
-                          LADE_CLUSTER_LEVELS_MOST);
+                          LADE_CLUSTER_LEVELS_MAX);
   int status = 0;
   cluster->n_levels = (int)n;
   for (int i = 0; i < (int)n && !status; i++)

@@ -15,7 +15,7 @@
 #include "machine/machine.h"
 #include "parallel/mesh.h"
 
-#define LADE_CLUSTER_LEVELS_MOST 6 /* more than fabrics have: switch, rails, spine */
+#define LADE_CLUSTER_LEVELS_MAX 6 /* more than fabrics have: switch, rails, spine */
 #define LADE_LEVEL_NAME_BYTES 32
 
 struct lade_cluster_level {
@@ -37,7 +37,7 @@ struct lade_cluster {
   const char *assumed;          /* static: numbers of the preset that have no source; NULL: none, or no preset */
   struct lade_machine device;   /* one device, with its share of the node's host and drives */
   int n_levels;
-  struct lade_cluster_level levels[LADE_CLUSTER_LEVELS_MOST]; /* innermost first */
+  struct lade_cluster_level levels[LADE_CLUSTER_LEVELS_MAX]; /* innermost first */
 };
 
 /* Get a preset, or else read a file, as --cluster takes it. Errors as lade_machine_get's; they name the field. */

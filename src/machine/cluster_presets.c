@@ -71,7 +71,7 @@
 #include "machine/cluster.h"
 
 #define GIB(n) ((uint64_t)(n) << 30)
-#define MOST_DEVICES (INT64_C(1) << 24) /* more than any job uses */
+#define MAX_DEVICES (INT64_C(1) << 24) /* more than any job uses */
 
 struct cluster_preset {
   const char *name, *device; /* a machine preset */
@@ -141,7 +141,7 @@ static void level_set(struct lade_cluster *cluster, const char *name, int64_t n_
 static int preset_make(const struct cluster_preset *preset, struct lade_error *error, struct lade_cluster *ret_cluster)
 {
   struct lade_cluster cluster = {.n_node_devices = preset->n_node_devices,
-                                 .n_nodes = preset->outer ? MOST_DEVICES / preset->n_switch_devices *
+                                 .n_nodes = preset->outer ? MAX_DEVICES / preset->n_switch_devices *
                                                                 preset->n_switch_devices / preset->n_node_devices
                                                           : 1,
                                  .usable_device_bytes = (uint64_t)(preset->usable_gib * 0x1p30),

@@ -175,7 +175,7 @@ static int64_t roofline_ns(const struct lade_cost *cost, enum lade_dtype dtype, 
 
 /* ---- kernels by shape ---- */
 
-#define SCORES_SEQ_MOST 2048 /* keys that the softmax kernels of unfused attention take */
+#define SCORES_SEQ_MAX 2048 /* keys that the softmax kernels of unfused attention take */
 
 /* Tiles that libraries choose from, and the share of the rate that each reaches in full waves. */
 static const struct {
@@ -270,7 +270,7 @@ static double attention_ns(const struct lade_cost *cost, const struct lade_model
 {
   const struct lade_kernel_model *model = &cost->machine.kernels;
   const bool is_backward = op->kind == LADE_OP_ATTENTION_BWD;
-  const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MOST &&
+  const bool has_scores = model->score_forward_bytes > 0 && graph->seq_len <= SCORES_SEQ_MAX &&
                           lade_family_get(graph->model.family)->has_positions;
   const double T = (double)graph->seq_len;
   if (!has_scores)

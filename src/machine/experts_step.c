@@ -28,12 +28,12 @@
 #define NAME_BYTES 64    /* of an op or a value */
 #define NODE_IN 5        /* most inputs of a node */
 #define NODE_OUT 3       /* most outputs of a node */
-#define OPERANDS_MOST 24 /* of one list of an op */
+#define OPERANDS_MAX 24 /* of one list of an op */
 #define TILE_ROWS 64     /* rows of a tile of a grouped product */
 #define LOSS_ROWS 1024 /* of logits at once, in FP32 */
 #define INDEX_BYTES 8  /* of a token's expert: its number and its weight */
 #define OPS_PER_LAYER 80  /* more than any layer has in one microbatch */
-#define BYTES_MOST 0x1p59 /* half of the bytes that a graph may have */
+#define BYTES_MAX 0x1p59 /* half of the bytes that a graph may have */
 
 struct step_value {
   int storage, grad; /* grad -1: none yet */
@@ -169,14 +169,14 @@ static int weight_next(struct tape *b, const char *name, int64_t n)
 /* ---- ops ---- */
 
 struct operands {
-  struct lade_operand_range items[OPERANDS_MOST];
+  struct lade_operand_range items[OPERANDS_MAX];
   int n;
   double bytes;
 };
 
 static void operand_add(struct operands *list, int storage, double bytes)
 {
-  LADE_ASSERT(list->n < OPERANDS_MOST);
+  LADE_ASSERT(list->n < OPERANDS_MAX);
   list->items[list->n++] = (struct lade_operand_range){.storage = storage};
   list->bytes += bytes;
 }
@@ -606,7 +606,7 @@ int64_t lade_experts_rows(const struct lade_experts_step_params *params, int64_t
 }
 
 /* Return the most bytes that one activation can have. */
-static double most_bytes(const struct lade_experts_step_params *params)
+static double max_bytes(const struct lade_experts_step_params *params)
 {
   const struct lade_experts *m = params->model;
   const double tokens = (double)params->micro_batch * (double)params->seq_len;
@@ -629,7 +629,7 @@ static int params_check(const struct lade_experts_step_params *params, struct la
   if (params->master != LADE_MASTER_EXACT && params->dtype != LADE_BF16)
     return lade_error_set(error, -EINVAL, "model %s: --master 24bit is for bf16", model->name);
   const double n_layers = (double)model->layers * (double)params->n_microbatches;
-  if ((n_layers + 1) * OPS_PER_LAYER > LADE_GRAPH_OPS_MAX || n_layers * most_bytes(params) > BYTES_MOST)
+  if ((n_layers + 1) * OPS_PER_LAYER > LADE_GRAPH_OPS_MAX || n_layers * max_bytes(params) > BYTES_MAX)
     return lade_error_set(error, -EINVAL, "model %s: a step of %lld microbatches of %lld x %lld tokens is too large to "
                           "plan: fewer or smaller ones would work", model->name, (long long)params->n_microbatches,
                           (long long)params->micro_batch, (long long)params->seq_len);

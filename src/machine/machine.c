@@ -39,8 +39,8 @@ struct field {
 };
 
 #define AT(member) offsetof(struct lade_machine, member)
-#define LEAST_RATE 1e3    /* per second: a smaller one is likely in another unit */
-#define MOST_RATE 1e18    /* per second: the same */
+#define MIN_RATE 1e3    /* per second: a smaller one is likely in another unit */
+#define MAX_RATE 1e18    /* per second: the same */
 #define PIECE_ALIGN 65536 /* requests are whole granules of the store */
 
 static const struct field fields[] = {
@@ -52,27 +52,27 @@ static const struct field fields[] = {
     {"matmul_flops_per_s.f32", AT(matmul_flops_per_s[LADE_F32]), FIELD_NUMBER, 1e6, 1e18, false, false},
     {"matmul_flops_per_s.bf16", AT(matmul_flops_per_s[LADE_BF16]), FIELD_NUMBER, 1e6, 1e18, true, true},
     {"matmul_flops_per_s.f16", AT(matmul_flops_per_s[LADE_F16]), FIELD_NUMBER, 1e6, 1e18, true, true},
-    {"device_bytes_per_s", AT(device_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, false, false},
+    {"device_bytes_per_s", AT(device_bytes_per_s), FIELD_NUMBER, MIN_RATE, MAX_RATE, false, false},
     {"launch_ns", AT(launch_ns), FIELD_NUMBER, 0, 1e9, false, false},
-    {"to_host.bytes_per_s", AT(to_host.bytes_per_s), FIELD_WHOLE_RATE, LEAST_RATE, MOST_RATE, false, false},
+    {"to_host.bytes_per_s", AT(to_host.bytes_per_s), FIELD_WHOLE_RATE, MIN_RATE, MAX_RATE, false, false},
     {"to_host.latency_ns", AT(to_host.latency_ns), FIELD_WHOLE_RATE, 0, 1e12, true, false},
-    {"to_device.bytes_per_s", AT(to_device.bytes_per_s), FIELD_WHOLE_RATE, LEAST_RATE, MOST_RATE, false, false},
+    {"to_device.bytes_per_s", AT(to_device.bytes_per_s), FIELD_WHOLE_RATE, MIN_RATE, MAX_RATE, false, false},
     {"to_device.latency_ns", AT(to_device.latency_ns), FIELD_WHOLE_RATE, 0, 1e12, true, false},
     {"duplex", AT(is_duplex), FIELD_FLAG, 0, 1, false, false},
-    {"host_bytes_per_s", AT(host_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, false, false},
+    {"host_bytes_per_s", AT(host_bytes_per_s), FIELD_NUMBER, MIN_RATE, MAX_RATE, false, false},
     {"store.bytes", AT(store.bytes), FIELD_BYTES, 0, 0x1p62, true, false},
-    {"store.read_bytes_per_s", AT(store.read_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
-    {"store.write_bytes_per_s", AT(store.write_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
-    {"store.total_bytes_per_s", AT(store.total_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
-    {"store.total_mostly_writes_bytes_per_s", AT(store.total_mostly_writes_bytes_per_s), FIELD_NUMBER, LEAST_RATE,
-     MOST_RATE, true, true},
-    {"store.total_mostly_reads_bytes_per_s", AT(store.total_mostly_reads_bytes_per_s), FIELD_NUMBER, LEAST_RATE,
-     MOST_RATE, true, true},
-    {"store.lasting_read_bytes_per_s", AT(store.lasting_read_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true,
+    {"store.read_bytes_per_s", AT(store.read_bytes_per_s), FIELD_NUMBER, MIN_RATE, MAX_RATE, true, true},
+    {"store.write_bytes_per_s", AT(store.write_bytes_per_s), FIELD_NUMBER, MIN_RATE, MAX_RATE, true, true},
+    {"store.total_bytes_per_s", AT(store.total_bytes_per_s), FIELD_NUMBER, MIN_RATE, MAX_RATE, true, true},
+    {"store.total_mostly_writes_bytes_per_s", AT(store.total_mostly_writes_bytes_per_s), FIELD_NUMBER, MIN_RATE,
+     MAX_RATE, true, true},
+    {"store.total_mostly_reads_bytes_per_s", AT(store.total_mostly_reads_bytes_per_s), FIELD_NUMBER, MIN_RATE,
+     MAX_RATE, true, true},
+    {"store.lasting_read_bytes_per_s", AT(store.lasting_read_bytes_per_s), FIELD_NUMBER, MIN_RATE, MAX_RATE, true,
      true},
-    {"store.lasting_write_bytes_per_s", AT(store.lasting_write_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true,
+    {"store.lasting_write_bytes_per_s", AT(store.lasting_write_bytes_per_s), FIELD_NUMBER, MIN_RATE, MAX_RATE, true,
      true},
-    {"store.lasting_bytes_per_s", AT(store.lasting_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
+    {"store.lasting_bytes_per_s", AT(store.lasting_bytes_per_s), FIELD_NUMBER, MIN_RATE, MAX_RATE, true, true},
     {"store.lasting_latency_ns", AT(store.lasting_latency_ns), FIELD_NUMBER, 0, 1e12, true, true},
     {"store.latency_ns", AT(store.latency_ns), FIELD_NUMBER, 0, 1e12, true, false},
     {"store.piece_bytes", AT(store.piece_bytes), FIELD_BYTES, PIECE_ALIGN, 64 << 20, true, true},

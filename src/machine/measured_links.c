@@ -107,18 +107,18 @@ static int collective_measure(const struct level_bench *bench, enum lade_collect
 {
   const struct lade_collective work = {.kind = kind, .dtype = LADE_F32, .n = n, .src = bench->src, .dst = bench->dst};
   const struct lade_collective meeting = {.kind = LADE_BARRIER};
-  double least_ns = INFINITY;
+  double min_ns = INFINITY;
   int status = pieces_run(bench, &work, 1, error); /* connects, and touches the buffers */
   for (int round = 0; round < N_ROUNDS && !status; round++) {
     status = lade_comm_run(bench->hosts, &meeting, error);
     const int64_t begin_ns = lade_now_ns();
     if (!status)
       status = pieces_run(bench, &work, n_pieces, error);
-    least_ns = LADE_MIN(least_ns, (double)(lade_now_ns() - begin_ns) / (bench->queue ? n_pieces : 1));
+    min_ns = LADE_MIN(min_ns, (double)(lade_now_ns() - begin_ns) / (bench->queue ? n_pieces : 1));
   }
   if (!status)
-    status = average(bench->params->world, &least_ns, error);
-  *ret_ns = least_ns;
+    status = average(bench->params->world, &min_ns, error);
+  *ret_ns = min_ns;
   return status;
 }
 

@@ -27,11 +27,11 @@
 #include "device/cuda.h"
 #include "machine/probe_internal.h"
 
-#define ROOM_BYTES_LEAST (UINT64_C(24) << 20) /* free memory below which the probe refuses to measure */
+#define ROOM_BYTES_MIN (UINT64_C(24) << 20) /* free memory below which the probe refuses to measure */
 #define RATE_LIMIT_NS 250000000 /* of products of one type */
 #define RATE_AGAIN_NS 30000000  /* the same, if a rate of these cores is known */
-#define PRODUCT_LEAST 512       /* rows of the smallest square matrix */
-#define PRODUCT_MOST 2048       /* and of the largest one */
+#define PRODUCT_MIN 512       /* rows of the smallest square matrix */
+#define PRODUCT_MAX 2048       /* and of the largest one */
 #define N_REPEATS 3             /* products of one size, of which the fastest counts */
 #define N_PASSES 5              /* over memory, of which the lower quartile counts */
 
@@ -50,7 +50,7 @@ static size_t products_workspace(const struct lade_kernels *kernels, int n_threa
                                  struct lade_matmul_args *args)
 {
   size_t workspace_bytes = 0;
-  for (int64_t size = PRODUCT_LEAST; size <= largest; size *= 2) {
+  for (int64_t size = PRODUCT_MIN; size <= largest; size *= 2) {
     args->m = args->n = args->k = size;
     size_t bytes = lade_kernel_workspace_bytes(kernels, LADE_K_MATMUL, args, n_threads);
     workspace_bytes = LADE_MAX(workspace_bytes, bytes);
@@ -62,8 +62,8 @@ static size_t products_workspace(const struct lade_kernels *kernels, int n_threa
 static int64_t products_largest(enum lade_dtype dtype)
 {
   const uint64_t room_bytes = probe_room_bytes();
-  int64_t largest = PRODUCT_MOST;
-  while (largest > PRODUCT_LEAST && 4 * (uint64_t)(largest * largest) * lade_dtype_bytes(dtype) > room_bytes)
+  int64_t largest = PRODUCT_MAX;
+  while (largest > PRODUCT_MIN && 4 * (uint64_t)(largest * largest) * lade_dtype_bytes(dtype) > room_bytes)
     largest /= 2;
   return largest;
 }
@@ -80,7 +80,7 @@ int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, 
 {
   const int64_t limit_ns = known_flops_per_s > 0 ? RATE_AGAIN_NS : RATE_LIMIT_NS;
   int64_t largest = products_largest(dtype);
-  while (largest > PRODUCT_LEAST && product_ns(largest, known_flops_per_s) > limit_ns / 2)
+  while (largest > PRODUCT_MIN && product_ns(largest, known_flops_per_s) > limit_ns / 2)
     largest /= 2;
   struct lade_matmul_args args = {.layout = LADE_NT, .dtype = dtype, .out = dtype};
   const size_t workspace_bytes = products_workspace(kernels, lade_pool_n_threads(pool), largest, &args);
@@ -96,10 +96,10 @@ int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, 
   probe_fill(pool, area.at, dtype, 2 * matrix_bytes, -1, 1);
   double best = 0;
   int64_t start_ns = lade_now_ns();
-  for (int64_t size = PRODUCT_LEAST; size <= largest; size *= 2) {
+  for (int64_t size = PRODUCT_MIN; size <= largest; size *= 2) {
     args.m = args.n = args.k = size;
     double flops = 2.0 * (double)size * (double)size * (double)size;
-    for (int i = 0; i < N_REPEATS + (size == PRODUCT_LEAST); i++) { /* one more of the first size, as a warm-up */
+    for (int i = 0; i < N_REPEATS + (size == PRODUCT_MIN); i++) { /* one more of the first size, as a warm-up */
       if (best > 0 && lade_now_ns() - start_ns + product_ns(size, best) > limit_ns)
         break;
       int64_t ns = LADE_MAX(matmul_ns(kernels, pool, &args), 1);
@@ -230,9 +230,9 @@ static int capacities_get(const struct lade_probe_params *params, struct lade_ma
   int status = lade_memory_get("", error, &memory);
   if (status)
     return status;
-  if (memory.bytes < ROOM_BYTES_LEAST)
+  if (memory.bytes < ROOM_BYTES_MIN)
     return lade_error_set(error, -EOVERFLOW, "probe: measuring takes %d MiB, and %s leaves %llu of its %llu bytes; "
-                          "raise that limit, or state the machine with --machine", (int)(ROOM_BYTES_LEAST >> 20),
+                          "raise that limit, or state the machine with --machine", (int)(ROOM_BYTES_MIN >> 20),
                           memory.source, (unsigned long long)memory.bytes, (unsigned long long)memory.limit_bytes);
   probe_machine_name(params, machine->name);
   machine->n_cores = lade_pool_n_threads(params->pool);
@@ -318,7 +318,7 @@ int lade_probe(const struct lade_probe_params *params, struct lade_error *error,
   if (params->has_fresh_ops)
     cost.n_ops = 0;
   int rc = capacities_get(params, &cost.machine, error);
-  const bool has_room = probe_area_bytes() == PROBE_AREA_BYTES_MOST;
+  const bool has_room = probe_area_bytes() == PROBE_AREA_BYTES_MAX;
   if (!rc)
     rc = measure(params, error, &cost, &is_new, &is_cramped);
   if (rc) {

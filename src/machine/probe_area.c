@@ -18,7 +18,7 @@
 #include "machine/probe_internal.h"
 
 #define HUGE_PAGE_BYTES (2u << 20)
-#define AREA_BYTES_LEAST ((size_t)2 << 20) /* one huge page, however little memory is free */
+#define AREA_BYTES_MIN ((size_t)2 << 20) /* one huge page, however little memory is free */
 #define MARGIN_BYTES (UINT64_C(8) << 20) /* for threads, the cache file and the heap, on top of the measured areas */
 #define FILL_ELEMENTS 65536
 
@@ -40,7 +40,7 @@ uint64_t probe_room_bytes(void)
 size_t probe_area_bytes(void)
 {
   const uint64_t quarter_bytes = probe_room_bytes() / 4 >> 20 << 20;
-  return LADE_MAX(LADE_MIN(quarter_bytes, PROBE_AREA_BYTES_MOST), AREA_BYTES_LEAST);
+  return LADE_MAX(LADE_MIN(quarter_bytes, PROBE_AREA_BYTES_MAX), AREA_BYTES_MIN);
 }
 
 int probe_area_init(struct probe_area *area, size_t bytes)

@@ -33,7 +33,7 @@
 #define FORMAT 5                 /* version of the file; another one is not read */
 #define MAX_FILE_BYTES (4 << 20) /* enough for MAX_OPS */
 #define MAX_OPS 20000            /* past it the file starts anew: shapes of thousands of models */
-#define MOST_NS 1e15             /* of an op, and most units per second of a rate: larger ones are damage */
+#define MAX_NS 1e15             /* of an op, and most units per second of a rate: larger ones are damage */
 
 struct identity {
   char cpu[LADE_MACHINE_NAME_BYTES];
@@ -157,7 +157,7 @@ static bool rate_read(const json_t *object, const char *name, double low, double
 {
   const json_t *value = json_object_get(object, name);
   *ret_rate = json_number_value(value);
-  return json_is_number(value) && *ret_rate >= low && *ret_rate <= MOST_NS;
+  return json_is_number(value) && *ret_rate >= low && *ret_rate <= MAX_NS;
 }
 
 static bool ops_read(const json_t *ops, struct lade_cost *cost)
@@ -171,19 +171,19 @@ static bool ops_read(const json_t *ops, struct lade_cost *cost)
     char *end;
     uint64_t key = strtoull(name, &end, 16);
     double ns = (double)json_integer_value(value);
-    if (strlen(name) != 16 || *end || !json_is_integer(value) || ns < 1 || ns > MOST_NS ||
+    if (strlen(name) != 16 || *end || !json_is_integer(value) || ns < 1 || ns > MAX_NS ||
         lade_cost_set(cost, key, (int64_t)json_integer_value(value)))
       return false;
   }
   return true;
 }
 
-static bool size_read(const json_t *object, const char *name, uint64_t most, uint64_t *ret_size)
+static bool size_read(const json_t *object, const char *name, uint64_t max, uint64_t *ret_size)
 {
   const json_t *value = json_object_get(object, name);
   const json_int_t size = json_integer_value(value);
   *ret_size = (uint64_t)size;
-  return json_is_integer(value) && size >= 0 && (uint64_t)size <= most; /* 0: not tuned */
+  return json_is_integer(value) && size >= 0 && (uint64_t)size <= max; /* 0: not tuned */
 }
 
 /* Return the entry of @path, or of another directory on the same drives; NULL: none. */
@@ -338,7 +338,7 @@ double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dt
   json_t *root = path_get(params, &identity, false, path) ? root_load(path, &identity) : NULL;
   json_t *rates = json_object_get(json_object_get(root, "machine"), "matmul_flops_per_s");
   double best = json_number_value(json_object_get(rates, names[dtype]));
-  if (json_is_object(rates) && flops_per_s > best && flops_per_s <= MOST_NS &&
+  if (json_is_object(rates) && flops_per_s > best && flops_per_s <= MAX_NS &&
       json_object_set_new(rates, names[dtype], json_real(flops_per_s)) == 0) {
     best = flops_per_s;
     probe_file_save(path, root);
@@ -351,7 +351,7 @@ double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dt
 static bool lasting_put(json_t *entry, const char *name, double rate, bool lower_only)
 {
   const double known = json_number_value(json_object_get(entry, name));
-  if (rate < 1e3 || rate > MOST_NS || (lower_only && known > 0 && known < rate))
+  if (rate < 1e3 || rate > MAX_NS || (lower_only && known > 0 && known < rate))
     rate = known;
   return json_object_set_new(entry, name, json_real(rate)) == 0;
 }
@@ -366,7 +366,7 @@ void lade_probe_keep_lasting(const struct lade_probe_params *params, const struc
   json_t *root = path_get(params, &identity, false, path) ? root_load(path, &identity) : NULL;
   json_t *stores = json_object_get(root, "stores");
   const json_t *entry = store_name_get(params, &name) ? store_find(stores, &name) : NULL;
-  const bool is_good = lasting->latency_ns >= 0 && lasting->latency_ns <= MOST_NS;
+  const bool is_good = lasting->latency_ns >= 0 && lasting->latency_ns <= MAX_NS;
   json_t *own = entry && is_good ? json_deep_copy(entry) : NULL;
   if (own && (!lasting->burst_bytes || !json_object_set_new(own, "burst_bytes",
                                                             json_integer((json_int_t)lasting->burst_bytes))) &&

@@ -24,10 +24,10 @@
 #define N_LAUNCHES 200                /* whose mean counts */
 #define COPY_BYTES ((size_t)16 << 20) /* of a copy whose time is mostly that of its bytes */
 #define SMALL_BYTES ((size_t)4096)    /* of a copy whose time is the latency */
-#define LEAST_STREAM_BYTES ((uint64_t)1 << 20)
-#define MOST_STREAM_BYTES ((uint64_t)256 << 20) /* past the caches of today's GPUs */
-#define LEAST_MATRIX 256              /* rows of the smallest square matrix */
-#define MOST_MATRIX 4096              /* and of the largest one */
+#define MIN_STREAM_BYTES ((uint64_t)1 << 20)
+#define MAX_STREAM_BYTES ((uint64_t)256 << 20) /* past the caches of today's GPUs */
+#define MIN_MATRIX 256              /* rows of the smallest square matrix */
+#define MAX_MATRIX 4096              /* and of the largest one */
 
 /* ---- memory and queues ---- */
 
@@ -106,14 +106,14 @@ static int64_t typical_ns(struct probe_gpu *gpu, enum lade_kernel kernel, const 
   return probe_median(ns, N_REPEATS);
 }
 
-/* Return the bytes that each of @n arrays may have: @most_bytes, halved until all take at most half of the device. */
-static uint64_t room_find(const struct lade_probe_gpu *probed, uint64_t most_bytes, unsigned n)
+/* Return the bytes that each of @n arrays may have: @max_bytes, halved until all take at most half of the device. */
+static uint64_t room_find(const struct lade_probe_gpu *probed, uint64_t max_bytes, unsigned n)
 {
   struct lade_device_info info;
   lade_device_get_info(probed->device, &info);
-  while (n * most_bytes > info.capacity_bytes / 2 && most_bytes > LEAST_STREAM_BYTES)
-    most_bytes /= 2;
-  return most_bytes;
+  while (n * max_bytes > info.capacity_bytes / 2 && max_bytes > MIN_STREAM_BYTES)
+    max_bytes /= 2;
+  return max_bytes;
 }
 
 /* ---- products ---- */
@@ -130,14 +130,14 @@ static double matmul_warm_rate(struct probe_gpu *gpu, const struct lade_matmul_a
 }
 
 /* Return the rate of products whose scratch fits. */
-static double matmul_rate(struct probe_gpu *gpu, struct lade_matmul_args args, int64_t most, uint64_t scratch_bytes)
+static double matmul_rate(struct probe_gpu *gpu, struct lade_matmul_args args, int64_t max, uint64_t scratch_bytes)
 {
   double best = 0, largest_flops = 0;
   struct lade_matmul_args largest = args;
   struct lade_kernels kernels;
   lade_cuda_kernels_get(gpu->probed->kernels, &kernels);
   const int64_t start_ns = lade_now_ns();
-  for (int64_t n = LEAST_MATRIX; n <= most; n *= 2) {
+  for (int64_t n = MIN_MATRIX; n <= max; n *= 2) {
     const double flops = 2.0 * (double)n * (double)n * (double)n;
     if (best > 0 && (double)(lade_now_ns() - start_ns) + N_REPEATS * flops / best * 1e9 > LIMIT_NS)
       break;
@@ -153,13 +153,13 @@ static double matmul_rate(struct probe_gpu *gpu, struct lade_matmul_args args, i
 
 int probe_gpu_matmul(const struct lade_probe_params *params, enum lade_dtype dtype, double *ret_flops_per_s)
 {
-  const uint64_t bytes = room_find(params->gpu, (uint64_t)MOST_MATRIX * MOST_MATRIX * sizeof(float), 4);
+  const uint64_t bytes = room_find(params->gpu, (uint64_t)MAX_MATRIX * MAX_MATRIX * sizeof(float), 4);
   struct probe_gpu gpu;
   struct probe_chunk chunk = {0};
   struct probe_area random = {0};
-  int64_t most = LEAST_MATRIX;
-  while (4 * (uint64_t)(most * most) * lade_dtype_bytes(dtype) <= bytes && most < MOST_MATRIX)
-    most *= 2;
+  int64_t max = MIN_MATRIX;
+  while (4 * (uint64_t)(max * max) * lade_dtype_bytes(dtype) <= bytes && max < MAX_MATRIX)
+    max *= 2;
   int rc = probe_gpu_init(&gpu, params->gpu);
   if (!rc)
     rc = probe_gpu_map(params->gpu, 4 * bytes, &chunk);
@@ -174,7 +174,7 @@ int probe_gpu_matmul(const struct lade_probe_params *params, enum lade_dtype dty
     *ret_flops_per_s = matmul_rate(&gpu, (struct lade_matmul_args){.layout = LADE_NT, .dtype = dtype, .out = dtype,
                                                                    .a = at, .b = at + bytes, .c = at + 2 * bytes,
                                                                    .workspace = at + 3 * bytes},
-                                   most, bytes);
+                                   max, bytes);
     rc = lade_device_status(params->gpu->device);
   }
   probe_area_finish(&random);
@@ -189,17 +189,17 @@ int probe_gpu_matmul(const struct lade_probe_params *params, enum lade_dtype dty
  * Measure bytes per second of a kernel that reads two vectors and writes one, and of sums of squares, at the largest
  * size.
  */
-static void streams_measure(struct probe_gpu *gpu, char *at, uint64_t most_bytes, struct lade_cost *cost)
+static void streams_measure(struct probe_gpu *gpu, char *at, uint64_t max_bytes, struct lade_cost *cost)
 {
   const int64_t start_ns = lade_now_ns();
-  for (uint64_t bytes = LEAST_STREAM_BYTES; bytes <= most_bytes; bytes *= 4) {
+  for (uint64_t bytes = MIN_STREAM_BYTES; bytes <= max_bytes; bytes *= 4) {
     if (4 * (lade_now_ns() - start_ns) > LIMIT_NS) /* the next size takes four times as long */
       break;
     const int64_t n = (int64_t)(bytes / sizeof(float));
     const struct lade_add_args add = {.n_elements = n, .x = (float *)(void *)at,
-                                      .y = (float *)(void *)(at + most_bytes)};
+                                      .y = (float *)(void *)(at + max_bytes)};
     const struct lade_sum_squares_args squares = {.dtype = LADE_F32, .n_elements = n, .grad = at,
-                                                  .partial = (double *)(void *)(at + most_bytes)};
+                                                  .partial = (double *)(void *)(at + max_bytes)};
     cost->machine.device_bytes_per_s = 3.0 * (double)bytes / (double)typical_ns(gpu, LADE_K_ADD, &add) * 1e9;
     cost->sum_squares_bytes_per_s = (double)bytes / (double)typical_ns(gpu, LADE_K_SUM_SQUARES, &squares) * 1e9;
   }
@@ -207,7 +207,7 @@ static void streams_measure(struct probe_gpu *gpu, char *at, uint64_t most_bytes
 
 int probe_gpu_memory(const struct lade_probe_params *params, struct lade_cost *cost)
 {
-  const uint64_t bytes = room_find(params->gpu, MOST_STREAM_BYTES, 2);
+  const uint64_t bytes = room_find(params->gpu, MAX_STREAM_BYTES, 2);
   struct probe_gpu gpu;
   struct probe_chunk chunk = {0};
   int rc = probe_gpu_init(&gpu, params->gpu);

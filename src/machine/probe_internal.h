@@ -16,7 +16,7 @@ uint64_t probe_room_bytes(void);
  * Return the bytes of each of the two areas in which memory is measured. All other measurements fit in areas of the
  * largest size.
  */
-#define PROBE_AREA_BYTES_MOST ((size_t)64 << 20)
+#define PROBE_AREA_BYTES_MAX ((size_t)64 << 20)
 size_t probe_area_bytes(void);
 
 /* Anonymous memory in huge pages where the system provides them, touched. -ENOMEM. Release with probe_area_finish. */

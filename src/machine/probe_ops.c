@@ -28,8 +28,8 @@
 #include "base/philox.h"
 #include "machine/probe_internal.h"
 
-#define MOST_GROUP_BYTES (UINT64_C(1) << 30)     /* of ops that are measured together on a host */
-#define MOST_GPU_GROUP_BYTES (UINT64_C(4) << 30) /* a head that keeps its logits has some GB */
+#define MAX_GROUP_BYTES (UINT64_C(1) << 30)     /* of ops that are measured together on a host */
+#define MAX_GPU_GROUP_BYTES (UINT64_C(4) << 30) /* a head that keeps its logits has some GB */
 #define OP_LIMIT_NS INT64_C(1000000000)    /* predicted; longer ops are not run */
 #define PASS_LIMIT_NS INT64_C(1000000000)  /* a longer first pass is used as the result */
 #define TOTAL_LIMIT_NS INT64_C(10000000000)
@@ -313,7 +313,7 @@ static int probe_run(struct op_probe *probe, struct lade_error *error, struct la
 
 uint64_t probe_ops_limit(bool is_gpu, const struct lade_machine *machine)
 {
-  const uint64_t bytes = LADE_MIN(is_gpu ? MOST_GPU_GROUP_BYTES : MOST_GROUP_BYTES, machine->host_bytes / 4);
+  const uint64_t bytes = LADE_MIN(is_gpu ? MAX_GPU_GROUP_BYTES : MAX_GROUP_BYTES, machine->host_bytes / 4);
   return LADE_MIN(bytes, machine->device_bytes / 4);
 }
 

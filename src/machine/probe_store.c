@@ -50,14 +50,14 @@
 #define CHECK_SHARE 0.1      /* least difference of rates that is a change of the drive */
 #define LASTING_BYTES 16e9   /* moved for the lasting rate, unless they take longer than the limit */
 #define LASTING_PASSES 24    /* of a measurement of the lasting rate, at least, unless a pass has MIX_PIECES */
-#define REQUEST_BYTES_MOST (6u << 20) /* the longest that the tuner sends */
-#define REQUESTS_MOST 64              /* the most that it has in flight */
+#define REQUEST_BYTES_MAX (6u << 20) /* the longest that the tuner sends */
+#define REQUESTS_MAX 64              /* the most that it has in flight */
 
 struct drive {
   lade_store *store;
   struct lade_extent extent;
   int n_pieces; /* of a pass */
-  struct lade_transfer transfers[REQUESTS_MOST];
+  struct lade_transfer transfers[REQUESTS_MAX];
   struct probe_area area;
 };
 
@@ -303,7 +303,7 @@ static int drive_lasting(struct drive *drive, int64_t limit_ns, struct lade_erro
 
 static int request_begin(struct drive *drive, struct lade_transfer *transfer, uint64_t i_request, uint64_t bytes)
 {
-  const uint64_t offset = i_request % (TUNE_BYTES_MOST / bytes) * bytes;
+  const uint64_t offset = i_request % (TUNE_BYTES_MAX / bytes) * bytes;
   *transfer = (struct lade_transfer){.op = i_request % 2 ? LADE_STORE_WRITE : LADE_STORE_READ,
                                      .check = LADE_CHECK_CALLER, .extent = drive->extent, .offset = offset,
                                      .bytes = bytes, .data = drive->area.at + offset};
@@ -320,7 +320,7 @@ static int requests_measure(void *user, uint64_t bytes, int n, struct lade_error
   const int64_t start_ns = lade_now_ns();
   int rc = 0, n_begun = 0;
   uint64_t n_requests = 0;
-  LADE_ASSERT(n <= REQUESTS_MOST && bytes <= REQUEST_BYTES_MOST && bytes * (uint64_t)n <= TUNE_BYTES_MOST);
+  LADE_ASSERT(n <= REQUESTS_MAX && bytes <= REQUEST_BYTES_MAX && bytes * (uint64_t)n <= TUNE_BYTES_MAX);
   while (!rc && (n_begun < n || lade_now_ns() - start_ns < TUNE_MEASURE_NS)) {
     struct lade_transfer *transfer = &drive->transfers[n_requests % (uint64_t)n];
     if (n_begun == n)
@@ -362,8 +362,8 @@ static int drive_open(const struct lade_probe_params *params, uint64_t bytes, st
 {
   struct lade_store_params own = *params->store;
   own.capacity_bytes = bytes;
-  own.piece_bytes = REQUEST_BYTES_MOST;
-  own.depth = REQUESTS_MOST;
+  own.piece_bytes = REQUEST_BYTES_MAX;
+  own.depth = REQUESTS_MAX;
   struct drive *drive = calloc(1, sizeof(*drive));
   if (!drive)
     return lade_error_set(error, -ENOMEM, "probe: out of memory");
@@ -522,7 +522,7 @@ int probe_store(const struct lade_probe_params *params, struct lade_error *error
                 bool *ret_is_cramped)
 {
   struct drive *drive = NULL;
-  uint64_t bytes = TUNE_BYTES_MOST;
+  uint64_t bytes = TUNE_BYTES_MAX;
   while (bytes > PIECE_BYTES && 2 * bytes > probe_room_bytes())
     bytes /= 2;
   int rc = drive_open(params, bytes, error, &drive);
@@ -532,7 +532,7 @@ int probe_store(const struct lade_probe_params *params, struct lade_error *error
   }
   if (rc)
     return rc;
-  *ret_is_cramped = bytes < TUNE_BYTES_MOST;
+  *ret_is_cramped = bytes < TUNE_BYTES_MAX;
   rc = drive_measure(drive, error, store);
   if (!rc && !*ret_is_cramped)
     rc = drive_tune(drive, error, store);

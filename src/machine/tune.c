@@ -10,7 +10,7 @@
  * between half a window and a whole one. It computes one while the drive has the others.
  *
  * Time. Windows come first: they have the fewest bytes in flight, so a slow drive is detected before it gets many. A
- * setting is skipped if, by the last measured rate, its bytes in flight would take the drive longer than DRAIN_MOST_NS,
+ * setting is skipped if, by the last measured rate, its bytes in flight would take the drive longer than DRAIN_MAX_NS,
  * or end past the limit. The first setting uses the drive's known rate; if that is unknown, its 9 MiB bound it.
  *
  * Rejected: all pairs, because the time is better spent on repeating the few. Rejected: the fastest of all without a
@@ -20,7 +20,7 @@
 
 #define MARGIN 1.1          /* a challenger must be this many times as fast */
 #define N_TURNS 2           /* in which a challenger must be faster again */
-#define DRAIN_MOST_NS 3e8   /* time in which a drive must finish a setting's bytes in flight */
+#define DRAIN_MAX_NS 3e8   /* time in which a drive must finish a setting's bytes in flight */
 #define N_TRIES 3           /* other sizes, and other numbers, than the default ones */
 
 #define KIB(n) ((uint64_t)(n) << 10)
@@ -56,7 +56,7 @@ static bool has_time(const struct tuning *t, const struct setting *setting, int 
     return true;
   const double drain_ns = (double)setting->bytes * setting->n / t->rate * 1e9;
   const double left_ns = (double)(t->end_ns - t->drive->now_ns(t->drive->user));
-  return drain_ns <= DRAIN_MOST_NS && n_times * (TUNE_MEASURE_NS + drain_ns) < left_ns;
+  return drain_ns <= DRAIN_MAX_NS && n_times * (TUNE_MEASURE_NS + drain_ns) < left_ns;
 }
 
 static int rate_get(struct tuning *t, const struct setting *setting, double *ret_rate)
@@ -72,7 +72,7 @@ static int rate_get(struct tuning *t, const struct setting *setting, double *ret
 static int setting_try(struct tuning *t, struct setting other, struct setting *best, double *rate)
 {
   double others = 0;
-  other.n = (int)LADE_MIN((uint64_t)other.n, TUNE_BYTES_MOST / other.bytes);
+  other.n = (int)LADE_MIN((uint64_t)other.n, TUNE_BYTES_MAX / other.bytes);
   if (!has_time(t, &other, 1 + 2 * N_TURNS))
     return 0;
   int status = rate_get(t, &other, &others);

@@ -21,7 +21,7 @@ struct tune_drive {
 /* About the longest measurement on an idle drive. */
 #define TUNE_MEASURE_NS 30000000
 #define TUNE_LIMIT_NS 4000000000 /* of a tuning */
-#define TUNE_BYTES_MOST (UINT64_C(64) << 20) /* the most bytes that a measurement has in flight */
+#define TUNE_BYTES_MAX (UINT64_C(64) << 20) /* the most bytes that a measurement has in flight */
 
 /*
  * Set piece_bytes, n_pieces, window_bytes and n_windows of @ret_store, and no other field: the defaults, or settings

@@ -18,8 +18,8 @@
 #include "kernels/kernels.h"
 #include "lade/adam.h"
 
-#define THREADS_MOST 1024 /* more is a mistake of the caller */
-#define ELEMENTS_MOST (INT64_C(1) << 44) /* of a shard: the sum of its bytes does not overflow */
+#define THREADS_MAX 1024 /* more is a mistake of the caller */
+#define ELEMENTS_MAX (INT64_C(1) << 44) /* of a shard: the sum of its bytes does not overflow */
 #define PIECE_ELEMENTS 32768 /* of one task; a multiple of draw runs and of blocks */
 
 _Static_assert(LADE_ADAM_SHARD_ELEMENTS == LADE_DRAW_RUN && PIECE_ELEMENTS % LADE_DRAW_RUN == 0,
@@ -35,9 +35,9 @@ int lade_adam_create(int n_threads, struct lade_error *error, lade_adam **ret_ad
 {
   if (!ret_adam)
     return lade_error_set(error, -EINVAL, "lade_adam_create: ret_adam is NULL");
-  if (n_threads < 0 || n_threads > THREADS_MOST)
+  if (n_threads < 0 || n_threads > THREADS_MAX)
     return lade_error_set(error, -EINVAL, "lade_adam_create: %d threads: 0 for all, or at most %d", n_threads,
-                          THREADS_MOST);
+                          THREADS_MAX);
   lade_adam *adam = calloc(1, sizeof(*adam));
   if (!adam)
     return lade_error_set(error, -ENOMEM, "lade_adam_create: out of memory");
@@ -77,9 +77,9 @@ static int form_check(const struct lade_adam_shard *s, struct lade_error *error)
       || (s->master == LADE_MASTER_24BIT && s->dtype != LADE_BF16))
     return lade_error_set(error, -EINVAL, "lade_adam_shard: no form has moments %d and master %d with this dtype",
                           (int)s->moments, (int)s->master);
-  if (s->n_elements < 1 || s->n_elements > ELEMENTS_MOST)
+  if (s->n_elements < 1 || s->n_elements > ELEMENTS_MAX)
     return lade_error_set(error, -EINVAL, "lade_adam_shard: n_elements is %lld: 1 to %lld are updated",
-                          (long long)s->n_elements, (long long)ELEMENTS_MOST);
+                          (long long)s->n_elements, (long long)ELEMENTS_MAX);
   if (s->first_element % LADE_ADAM_SHARD_ELEMENTS)
     return lade_error_set(error, -EINVAL, "lade_adam_shard: first_element is %llu: a multiple of %d is needed",
                           (unsigned long long)s->first_element, LADE_ADAM_SHARD_ELEMENTS);
@@ -134,10 +134,10 @@ static int shard_read(const lade_adam *adam, const struct lade_adam_shard *given
  * True if @value, rounded to FP32, is in the range. Kernels compute in FP32: an eps that rounds to 0 divides by zero,
  * and a beta that rounds to 1 never decays.
  */
-static bool is_below(double value, double least, double end)
+static bool is_below(double value, double min, double end)
 {
   float rounded = (float)value;
-  return isfinite(rounded) && value >= least && (double)rounded < end;
+  return isfinite(rounded) && value >= min && (double)rounded < end;
 }
 
 static int step_read(const struct lade_adam_step *given, struct lade_adam_step *ret_own, struct lade_error *error)

@@ -136,12 +136,12 @@ int store_file_open(const struct lade_store_params *params, const char *dir, str
 int store_file_check_limit(const char *dir, uint64_t bytes, struct lade_error *error)
 {
   const uint64_t limit = lade_file_size_limit();
-  char need[16], most[16];
+  char need[16], max[16];
   if (bytes <= limit)
     return 0;
   return lade_error_set(error, -EFBIG, "store in %s needs %s, and the file size limit is %s; raise it (ulimit -f)", dir,
                         lade_size_format(bytes, need, sizeof(need)),
-                        lade_size_format(limit, most, sizeof(most)));
+                        lade_size_format(limit, max, sizeof(max)));
 }
 
 static int space_error(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_error *error)

@@ -39,8 +39,8 @@ static const char *variable_find(char *const *environment, const char *name)
   return NULL;
 }
 
-/* Read a whole number from 0 to @most; @unset if the variable is not set. */
-static int number_read(char *const *environment, const char *name, int most, int unset, struct lade_error *error,
+/* Read a whole number from 0 to @max; @unset if the variable is not set. */
+static int number_read(char *const *environment, const char *name, int max, int unset, struct lade_error *error,
                        int *ret_number)
 {
   const char *text = variable_find(environment, name);
@@ -51,27 +51,27 @@ static int number_read(char *const *environment, const char *name, int most, int
   }
   errno = 0;
   long number = strtol(text, &end, 10);
-  if (*end || end == text || errno || number < 0 || number > most)
+  if (*end || end == text || errno || number < 0 || number > max)
     return lade_error_set(error, -EINVAL, "%s is '%.64s' in the environment: expected a whole number from 0 to %d",
-                          name, text, most);
+                          name, text, max);
   *ret_number = (int)number;
   return 0;
 }
 
-#define RANKS_MOST (1 << 24)
+#define RANKS_MAX (1 << 24)
 
 /* Read the variables of one source; rank is -1 if none is set. */
 static int source_read(const struct launcher_source *source, char *const *environment, struct lade_error *error,
                        struct lade_launch *ret)
 {
   *ret = (struct lade_launch){.launcher = source->launcher};
-  int status = number_read(environment, source->rank, RANKS_MOST, -1, error, &ret->rank);
+  int status = number_read(environment, source->rank, RANKS_MAX, -1, error, &ret->rank);
   if (!status)
-    status = number_read(environment, source->world, RANKS_MOST, -1, error, &ret->world);
+    status = number_read(environment, source->world, RANKS_MAX, -1, error, &ret->world);
   if (!status)
-    status = number_read(environment, source->local_rank, RANKS_MOST, -1, error, &ret->local_rank);
+    status = number_read(environment, source->local_rank, RANKS_MAX, -1, error, &ret->local_rank);
   if (!status)
-    status = number_read(environment, source->local_world, RANKS_MOST, -1, error, &ret->local_world);
+    status = number_read(environment, source->local_world, RANKS_MAX, -1, error, &ret->local_world);
   if (status)
     return status;
   if ((ret->rank < 0) != (ret->world < 0))
@@ -110,7 +110,7 @@ static int pmix_check(char *const *environment, const struct launcher_source *so
                       struct lade_error *error)
 {
   int rank;
-  int status = number_read(environment, "PMIX_RANK", RANKS_MOST, -1, error, &rank);
+  int status = number_read(environment, "PMIX_RANK", RANKS_MAX, -1, error, &rank);
   if (status || rank < 0)
     return status;
   if (!source)

@@ -23,7 +23,7 @@ enum lade_schedule {
   LADE_N_SCHEDULES
 };
 
-#define LADE_ZERO_MOST 3
+#define LADE_ZERO_MAX 3
 
 struct lade_layout_params {
   size_t struct_size;

@@ -27,7 +27,7 @@
 
 #include "lade/types.h"
 
-#define LADE_WORLD_MOST (1 << 24) /* in ranks: 65,536 replicas of 256 ranks */
+#define LADE_WORLD_MAX (1 << 24) /* in ranks: 65,536 replicas of 256 ranks */
 
 /* 0 selects the default: 1 for tp, cp, ep and pp; for dp the rest of the world; for shard all of dp. */
 struct lade_mesh_params {
@@ -45,7 +45,7 @@ struct lade_mesh {
 };
 
 /*
- * Compute a mesh. -EINVAL with one line if a size is negative, past LADE_WORLD_MOST, or does not divide; the line then
+ * Compute a mesh. -EINVAL with one line if a size is negative, past LADE_WORLD_MAX, or does not divide; the line then
  * lists the sizes that do.
  */
 int lade_mesh_init(const struct lade_mesh_params *params, struct lade_error *error, struct lade_mesh *ret_mesh);

@@ -89,7 +89,7 @@ int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage);
 /* Return the microbatches after which @stage computes weights; 0 if they are no slots of their own. */
 int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage);
 
-#define LADE_SCHEDULE_AHEAD_MOST 3
+#define LADE_SCHEDULE_AHEAD_MAX 3
 
 /*
  * Return the number of inputs that a stage holds at most: those received whose slots have not ended. With fewer, stages
@@ -99,7 +99,7 @@ int lade_schedule_lag(const struct lade_pipeline *pipeline, int stage);
 static inline int lade_schedule_n_ahead(const struct lade_pipeline *pipeline)
 {
   if (pipeline->schedule == LADE_SCHEDULE_ZBH2)
-    return LADE_SCHEDULE_AHEAD_MOST;
+    return LADE_SCHEDULE_AHEAD_MAX;
   return pipeline->schedule == LADE_SCHEDULE_INTERLEAVED ? 2 : 1;
 }
 

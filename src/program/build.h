@@ -214,7 +214,7 @@ static inline bool plan_gathers(const struct lade_build_params *params)
  */
 static inline bool plan_is_gathered_in_place(const struct lade_build_params *params, int param)
 {
-  return plan_gathers(params) && params->layout->zero < LADE_ZERO_MOST &&
+  return plan_gathers(params) && params->layout->zero < LADE_ZERO_MAX &&
          params->residency->weight_tiers[param] == LADE_TIER_DEVICE;
 }
 

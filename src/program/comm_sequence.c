@@ -37,10 +37,10 @@ static bool instr_is_call(const struct lade_instr *instr, enum lade_axis axis)
  */
 static uint64_t block_bytes(const struct lade_program *program, const struct lade_instr *instr)
 {
-  uint64_t least = UINT64_MAX;
+  uint64_t min = UINT64_MAX;
   for (int i = 0; i < instr->n_operands; i++)
-    least = LADE_MIN(least, program->operands[instr->first_operand + i].bytes);
-  return instr->n_operands ? least : 0;
+    min = LADE_MIN(min, program->operands[instr->first_operand + i].bytes);
+  return instr->n_operands ? min : 0;
 }
 
 static int moved_tensor(const struct lade_program *program, const struct lade_instr *instr)

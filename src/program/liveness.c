@@ -394,7 +394,7 @@ struct bucket {
   uint64_t bytes;      /* that its collectives move */
   uint64_t held_bytes; /* of gradients that would be freed by now if they did not wait */
   int32_t until;       /* the first step that adds again to one of its gradients */
-  uint64_t most_bytes;
+  uint64_t max_bytes;
 };
 
 /* Take @bytes in all positions of [from, to), or in none. */
@@ -438,9 +438,9 @@ static bool bucket_takes(struct cutter *c, const struct bucket *bucket, const st
 {
   const struct grad_reduction *last = &c->reductions.items[n - 1];
   bool optimizer_in_backward = c->params->residency->optimizer_in_backward, has_room = c->live_bytes != NULL;
-  return n > bucket->first && n - bucket->first < LADE_COMM_LIST_MOST && !optimizer_in_backward &&
+  return n > bucket->first && n - bucket->first < LADE_COMM_LIST_MAX && !optimizer_in_backward &&
          last->microbatch == reduction->microbatch && reduction->slot <= bucket->until &&
-         bucket->bytes + reduction_input_bytes(c, reduction->param) <= bucket->most_bytes &&
+         bucket->bytes + reduction_input_bytes(c, reduction->param) <= bucket->max_bytes &&
          (!bucket->held_bytes ||
           (has_room && live_take_all(c, last->slot, reduction->slot, bucket->held_bytes)));
 }
@@ -462,12 +462,12 @@ static void buckets_place(struct cutter *c)
 {
   const bool is_sharded = lade_shard_count(c->params->layout) > 1;
   struct bucket bucket = {.until = INT32_MAX};
-  bucket.most_bytes = plan_bucket_bytes(c->params, is_sharded ? LADE_AXIS_SHARD : LADE_AXIS_DP);
+  bucket.max_bytes = plan_bucket_bytes(c->params, is_sharded ? LADE_AXIS_SHARD : LADE_AXIS_DP);
   for (int i = 0; i < c->reductions.n; i++) {
     const struct grad_reduction *reduction = &c->reductions.items[i];
     if (i > 0 && !bucket_takes(c, &bucket, reduction, i)) {
       bucket_close(c, &bucket, i);
-      bucket = (struct bucket){.first = i, .until = INT32_MAX, .most_bytes = bucket.most_bytes};
+      bucket = (struct bucket){.first = i, .until = INT32_MAX, .max_bytes = bucket.max_bytes};
     }
     bucket.until = LADE_MIN(bucket.until, reduction->until);
     bucket.bytes += reduction_input_bytes(c, reduction->param);
@@ -617,11 +617,11 @@ static void fetch_move(struct cutter *c, struct live_range *it, int wanted)
 
 /* Move the copy in at @first, and those gathered with it, from @order into @together, the first needed last. */
 static int fetches_take(const struct cutter *c, struct live_range **order, int first, int n,
-                        struct live_range *together[LADE_COMM_LIST_MOST])
+                        struct live_range *together[LADE_COMM_LIST_MAX])
 {
   const struct live_range *it = order[first];
   int n_together = 0;
-  for (int i = first; i < n && n_together < LADE_COMM_LIST_MOST; i++) {
+  for (int i = first; i < n && n_together < LADE_COMM_LIST_MAX; i++) {
     if (i > first && (!order[i] || order[i]->source != PLAN_GATHERED))
       continue;
     if (i > first && !is_one_gather(c, it, order[i]))
@@ -640,7 +640,7 @@ static int fetches_take(const struct cutter *c, struct live_range **order, int f
  */
 static void fetches_place(struct cutter *c, struct live_range **order, int n)
 {
-  struct live_range *together[LADE_COMM_LIST_MOST];
+  struct live_range *together[LADE_COMM_LIST_MAX];
   int64_t next_ns[LADE_N_QUEUES];
   for (int i = 0; i < LADE_N_QUEUES; i++)
     next_ns[i] = c->start_ns[c->n_steps];

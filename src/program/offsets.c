@@ -99,7 +99,7 @@ int plan_peaks_find(const struct lade_program *program, uint64_t ret_bytes[LADE_
 {
   /* By instruction: bytes that begin to live before it, less those that end. */
   int64_t(*change)[LADE_N_SPACES] = calloc((size_t)program->n_instrs + 1, sizeof(*change));
-  int64_t live[LADE_N_SPACES] = {0}, most[LADE_N_SPACES] = {0};
+  int64_t live[LADE_N_SPACES] = {0}, max[LADE_N_SPACES] = {0};
   if (!change)
     return -ENOMEM;
   memset(ret_at, 0, LADE_N_SPACES * sizeof(*ret_at));
@@ -111,15 +111,15 @@ int plan_peaks_find(const struct lade_program *program, uint64_t ret_bytes[LADE_
   for (int i = 0; i < program->n_instrs; i++) {
     for (int space = 0; space < LADE_N_SPACES; space++) {
       live[space] += change[i][space];
-      if (live[space] > most[space]) {
-        most[space] = live[space];
+      if (live[space] > max[space]) {
+        max[space] = live[space];
         ret_at[space] = i;
       }
     }
   }
   for (int space = 0; space < LADE_N_SPACES; space++) {
     LADE_ASSERT(live[space] + change[program->n_instrs][space] == 0);
-    ret_bytes[space] = (uint64_t)most[space];
+    ret_bytes[space] = (uint64_t)max[space];
   }
   free(change);
   return 0;

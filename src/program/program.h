@@ -9,7 +9,7 @@
  * that makes the same value. An offloaded value is a copy out, a copy in, and addresses that are free in between.
  *
  * A collective may be grouped with the one before it, of the same kind, axis and element type, if their operands do not
- * conflict. A run of grouped collectives is a group: one list for the communicator, of at most LADE_COMM_LIST_MOST. A
+ * conflict. A run of grouped collectives is a group: one list for the communicator, of at most LADE_COMM_LIST_MAX. A
  * group begins when its first member may, whose waits and predicted time are those of the group, and ends as one.
  *
  * A compute instruction joins the CUDA graph of its predecessor on the queue if it has no waits, and no instruction
@@ -338,10 +338,10 @@ struct lade_stream_need {
 };
 struct lade_stream_need lade_stream_need(const struct lade_stream_params *params);
 /*
- * Return the bytes for scales of updates that have at most @most_bytes of them: of one update alone, or of all
+ * Return the bytes for scales of updates that have at most @max_bytes of them: of one update alone, or of all
  * consecutive ones in flight at once.
  */
-uint64_t lade_stream_scales_bytes(uint64_t most_bytes, bool is_shared);
+uint64_t lade_stream_scales_bytes(uint64_t max_bytes, bool is_shared);
 /* Add the need of @one more update over the same scratch to @all, zeros at first. */
 void lade_stream_need_add(struct lade_stream_need *all, struct lade_stream_need one);
 /* Return the scratch of updates that need @need, of one or of several that share it: windows, then scales. */

@@ -223,13 +223,13 @@ static double speed_get(const struct fluid *f)
 /* Return the time to the next completion; negative if no instruction runs. */
 static double completion_ns(const struct fluid *f)
 {
-  double least_ns = -1, speed = speed_get(f);
+  double min_ns = -1, speed = speed_get(f);
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     const struct simulated_queue *lane = &f->lanes[q];
-    if (lane->running >= 0 && (least_ns < 0 || lane->left_ns / speed < least_ns))
-      least_ns = lane->left_ns / speed;
+    if (lane->running >= 0 && (min_ns < 0 || lane->left_ns / speed < min_ns))
+      min_ns = lane->left_ns / speed;
   }
-  return least_ns;
+  return min_ns;
 }
 
 static void time_pass(struct fluid *f, double ns, int64_t (*spans)[2])
@@ -310,15 +310,15 @@ int lade_program_simulate(struct lade_program *program, const struct lade_prices
  */
 static double stages_start(struct fluid *stages, int n_stages)
 {
-  double least_ns = -1;
+  double min_ns = -1;
   for (int i = 0; i < n_stages; i++)
     lanes_start(&stages[i], NULL);
   for (int i = 0; i < n_stages; i++) {
     double ns = completion_ns(&stages[i]);
-    if (ns >= 0 && (least_ns < 0 || ns < least_ns))
-      least_ns = ns;
+    if (ns >= 0 && (min_ns < 0 || ns < min_ns))
+      min_ns = ns;
   }
-  return least_ns;
+  return min_ns;
 }
 
 /*

@@ -109,9 +109,9 @@ void lade_stream_need_add(struct lade_stream_need *all, struct lade_stream_need 
 }
 
 /* Return the bytes of scales: two of the longest are in flight at once, followed by several short ones. */
-uint64_t lade_stream_scales_bytes(uint64_t most_bytes, bool is_shared)
+uint64_t lade_stream_scales_bytes(uint64_t max_bytes, bool is_shared)
 {
-  return is_shared && most_bytes ? 2 * most_bytes + SHORT_SCALES_BYTES : most_bytes;
+  return is_shared && max_bytes ? 2 * max_bytes + SHORT_SCALES_BYTES : max_bytes;
 }
 
 uint64_t lade_stream_scratch_bytes(struct lade_stream_need need, bool is_shared)

@@ -35,10 +35,10 @@ static uint64_t collective_sent_bytes(enum lade_collective_kind kind, uint64_t b
 
 static uint64_t largest_operand_bytes(const struct lade_program *program, const struct lade_instr *instr)
 {
-  uint64_t most = 0;
+  uint64_t max = 0;
   for (int i = 0; i < instr->n_operands; i++)
-    most = LADE_MAX(most, program->operands[instr->first_operand + i].bytes);
-  return most;
+    max = LADE_MAX(max, program->operands[instr->first_operand + i].bytes);
+  return max;
 }
 
 /*

@@ -219,16 +219,16 @@ const int32_t *lade_change_group(const lade_pricer *s, enum lade_change_kind kin
   return (is_tier ? s->param_order : s->order) + s->group_first[tensor];
 }
 
-double lade_queue_times_least_ns(const lade_pricer *s, const struct lade_queue_times *queue_times)
+double lade_queue_times_min_ns(const lade_pricer *s, const struct lade_queue_times *queue_times)
 {
-  double most = LADE_MAX(queue_times->compute_ns, queue_times->host_ns);
-  most = LADE_MAX(most, LADE_MAX(queue_times->to_host_ns, queue_times->to_device_ns));
-  most = LADE_MAX(most, queue_times->io_ns);
+  double max = LADE_MAX(queue_times->compute_ns, queue_times->host_ns);
+  max = LADE_MAX(max, LADE_MAX(queue_times->to_host_ns, queue_times->to_device_ns));
+  max = LADE_MAX(max, queue_times->io_ns);
   if (s->unit_costs->n_cores <= 0)
-    return most;
+    return max;
   double copies = s->unit_costs->copy_cores * (queue_times->to_host_ns + queue_times->to_device_ns) +
                   TRANSFER_CORES * queue_times->io_ns;
-  return LADE_MAX(most, queue_times->compute_ns + queue_times->host_ns + copies / s->unit_costs->n_cores);
+  return LADE_MAX(max, queue_times->compute_ns + queue_times->host_ns + copies / s->unit_costs->n_cores);
 }
 
 /* Return the time of a step whose updates begin after its last op: updates of different tiers run side by side. */
@@ -244,12 +244,12 @@ double lade_queue_times_ns(const lade_pricer *s, const struct lade_queue_times *
 {
   const double others_ns = queue_times->compute_ns + queue_times->host_ns + queue_times->to_host_ns +
                            queue_times->to_device_ns + queue_times->io_ns;
-  double most = lade_queue_times_least_ns(s, queue_times);
+  double max = lade_queue_times_min_ns(s, queue_times);
   if (s->unit_costs->has_serial_updates)
-    most = LADE_MAX(most, serial_ns(queue_times));
+    max = LADE_MAX(max, serial_ns(queue_times));
   if (s->unit_costs->n_shards > 1)
-    most = LADE_MAX(most, queue_times->comm_ns) + OTHERS_SHARE * others_ns;
-  return most;
+    max = LADE_MAX(max, queue_times->comm_ns) + OTHERS_SHARE * others_ns;
+  return max;
 }
 
 struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queue_times,

@@ -50,7 +50,7 @@ struct lade_layout_job {
   const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */
   int n_expert_ranks;                 /* of the replicas, that divide each layer's experts; pre: divides their number */
   double expert_capacity;             /* an expert's rows over its share of a balanced load */
-  const int64_t *const *cuts; /* by number of pieces, up to lade_pieces_most: the layers of each piece; NULL, or a NULL
+  const int64_t *const *cuts; /* by number of pieces, up to lade_pieces_max: the layers of each piece; NULL, or a NULL
                                  entry: they are computed */
 };
 
@@ -65,23 +65,23 @@ struct lade_unit_cost {
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
   double peak_bytes;              /* live in its backward half beyond its own saved values */
-  double least_peak_bytes[LADE_ZERO_MOST + 1]; /* lower bounds of that, by ZeRO stage: see share_cost.c */
+  double min_peak_bytes[LADE_ZERO_MAX + 1]; /* lower bounds of that, by ZeRO stage: see share_cost.c */
   double weights_bytes;           /* read by weights' gradients: held until these are made, where that is a slot of
                                      its own */
-  double least_weights_bytes;     /* a lower bound of these: on the device from the backward half on, or before */
+  double min_weights_bytes;     /* a lower bound of these: on the device from the backward half on, or before */
   double host_bytes;              /* saved in host memory by a microbatch; its copies are part of both halves' times */
   double again_flops;             /* of ops that run again, attention's whole square counted */
   int64_t n_params;               /* of this rank */
   int64_t n_expert_params;        /* of these, of experts: on 1 / n_expert_ranks of the replicas */
 };
 
-#define LADE_LAYER_VALUES_MOST 64 /* forward values of a layer that the solver may move */
+#define LADE_LAYER_VALUES_MAX 64 /* forward values of a layer that the solver may move */
 
 /* Where the values of each layer wait for the backward half. */
 struct lade_layer_residency {
   enum lade_recipe recipe; /* AUTO: by the policies below; else a rule (lade_residency_apply_recipe) */
   int n;
-  uint8_t saved[LADE_LAYER_VALUES_MOST]; /* enum lade_residency_policy, by forward value in the order of their ops */
+  uint8_t saved[LADE_LAYER_VALUES_MAX]; /* enum lade_residency_policy, by forward value in the order of their ops */
 };
 
 /* The units of a share: made once for all layouts with equal tp, is_sequence, microbatch, residency and software. */
@@ -138,13 +138,13 @@ int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_sh
 
 /* ---- residencies of a layer (layer_residency.c) ---- */
 
-#define LADE_SHARE_RESIDENCIES_MOST 48
+#define LADE_SHARE_RESIDENCIES_MAX 48
 
 /* A share under several residencies of its layers: the fastest first, and each needs less device memory than the one
  * before it. */
 struct lade_share_residencies {
   int n;
-  struct lade_share_cost items[LADE_SHARE_RESIDENCIES_MOST];
+  struct lade_share_cost items[LADE_SHARE_RESIDENCIES_MAX];
 };
 
 /* Make the graph of @key's layer, whatever its recipe and software. Errors as lade_share_cost_make's. */
@@ -189,7 +189,7 @@ void lade_experts_cost_add(const struct lade_layout_job *job, const struct lade_
 int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_pieces, struct lade_error *error,
                     int64_t **ret_layers);
 
-#define LADE_LAYOUT_SIZES_MOST 8 /* different numbers of parameters of stages */
+#define LADE_LAYOUT_SIZES_MAX 8 /* different numbers of parameters of stages */
 
 struct lade_layout_cost {
   double step_ns;
@@ -198,13 +198,13 @@ struct lade_layout_cost {
   double grad_ns, update_ns; /* of step_ns: exposed sums of gradients and gathers; the update */
   double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
   uint64_t peak_bytes;       /* device memory of the fullest stage */
-  uint64_t least_bytes;      /* a lower bound of its proved bytes */
+  uint64_t min_bytes;      /* a lower bound of its proved bytes */
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
   uint64_t host_bytes;       /* host memory of a rank: saved values and optimizer state there */
-  uint64_t least_host_bytes; /* a lower bound of its proved bytes */
-  uint64_t least_sum_bytes;  /* a lower bound of a rank's bytes on device and host together, at one moment */
+  uint64_t min_host_bytes; /* a lower bound of its proved bytes */
+  uint64_t min_sum_bytes;  /* a lower bound of a rank's bytes on device and host together, at one moment */
   int n_stages;              /* stages that may need the most memory: of those with equal parameters, one with the */
-  int stages[LADE_LAYOUT_SIZES_MOST]; /* most values */
+  int stages[LADE_LAYOUT_SIZES_MAX]; /* most values */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
 };
 
@@ -234,10 +234,10 @@ struct lade_layout_core {
   struct {
     double n_params, values_bytes; /* values: the most of the stages with so many parameters */
     double host_bytes;             /* of values of that stage on the host */
-    double least_bytes[2];         /* lower bounds of saved values: while no gradients are held, and while all are */
-    double least_away_bytes;       /* of values that are copied to the host and not read again, at the first of these */
+    double min_bytes[2];         /* lower bounds of saved values: while no gradients are held, and while all are */
+    double min_away_bytes;       /* of values that are copied to the host and not read again, at the first of these */
     int stage;                     /* the first with these */
-  } sizes[LADE_LAYOUT_SIZES_MOST];
+  } sizes[LADE_LAYOUT_SIZES_MAX];
 };
 
 /*
@@ -390,7 +390,7 @@ struct lade_layout_search_params {
   int64_t micro_batch;
   enum lade_recipe recipe;     /* AUTO: free, optimizer state may be on the host; else state is on the device */
   enum lade_dtype grad_reduce;
-  int n_most;                  /* layouts to return */
+  int n_max;                  /* layouts to return */
   int n_corrections;
   const struct lade_layout_correction *corrections; /* borrowed */
   /* Precisions of optimizer states to try; none: the job's alone. A job of FP16 or FP32 has no 24-bit masters. */
@@ -434,9 +434,9 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
 
 /*
  * List the layouts that may be faster than rivals: those whose time is below limit_ns and below the time of the rival
- * of their (tp, pp, dp), and whose lower bounds of bytes (least_bytes, least_host_bytes, least_sum_bytes) are within
+ * of their (tp, pp, dp), and whose lower bounds of bytes (min_bytes, min_host_bytes, min_sum_bytes) are within
  * the budgets. A layout that is not listed does not fit, or is no faster. Jobs that cannot be proved are held
- * against the budgets by their estimates. The fastest @n_most come in order of time; n_undecided counts all. An empty
+ * against the budgets by their estimates. The fastest @n_max come in order of time; n_undecided counts all. An empty
  * list is no error. -ENOMEM. Free found.
  */
 int lade_layout_search_undecided(const struct lade_layout_job *job, const struct lade_layout_search_params *params,

@@ -78,7 +78,7 @@ static int plain_init(lade_planner *planner)
 static int layout_check(const struct lade_plan_params *params, struct lade_error *error)
 {
   const struct lade_layout *layout = params->layout;
-  const bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MOST;
+  const bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MAX;
   for (int i = 0; i < params->n_overrides && !is_gathering; i++) {
     const struct lade_change *pin = &params->overrides[i];
     if (pin->kind == LADE_CHANGE_SAVED && params->graph->tensors[pin->id].kind == LADE_TENSOR_PARAM)
@@ -232,7 +232,7 @@ static int room_words(const lade_planner *planner, uint64_t device_bytes, char *
 
 static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_error *error)
 {
-  char words[256], asked[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT], host[32], store_room[32];
+  char words[256], asked[LADE_SIZE_TEXT], min[LADE_SIZE_TEXT], host[32], store_room[32];
   struct lade_plan_bounds bounds;
   int status = lade_planner_get_bounds(planner, &bounds);
   if (status)
@@ -245,7 +245,7 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
                           lade_size_format(planner->params.store_bytes, store_room, sizeof(store_room)));
   room_words(planner, device_bytes, words, sizeof(words));
   return lade_error_set(error, -EOVERFLOW, "does not fit in %s: the smallest budget found is %s; %s",
-                        lade_size_exact(device_bytes, asked), lade_size_exact(bounds.min_bytes, least), words);
+                        lade_size_exact(device_bytes, asked), lade_size_exact(bounds.min_bytes, min), words);
 }
 
 /* Build the decision for this rank. All sizes are those of the plan leader, so it packs as tightly. */

@@ -47,7 +47,7 @@ struct lade_data_params {
 };
 
 #define LADE_TOKENIZER_FILE "tokenizer.json"
-#define LADE_TOKENIZER_BYTES_MOST ((size_t)256 << 20)
+#define LADE_TOKENIZER_BYTES_MAX ((size_t)256 << 20)
 #define LADE_TOKENIZER_HASH_BYTES 16
 
 struct lade_tokenizer_hash {

@@ -53,10 +53,10 @@ int lade_rank_group_open_gpus(struct lade_rank_group *group, const struct lade_k
 
 /*
  * Run on each axis the collectives that programs of @graph will call, in every size class (rank_group_warm.c). So NCCL
- * takes the memory of its connections now. Collective. A window of at most @most_bytes, the same at all ranks, is taken
+ * takes the memory of its connections now. Collective. A window of at most @max_bytes, the same at all ranks, is taken
  * of each axis in turn and released. pre: the GPUs are open. -ENOMEM; as lade_comm_run.
  */
-int lade_rank_group_warm_gpus(struct lade_rank_group *group, const struct lade_model_graph *graph, uint64_t most_bytes,
+int lade_rank_group_warm_gpus(struct lade_rank_group *group, const struct lade_model_graph *graph, uint64_t max_bytes,
                               lade_device *device, struct lade_error *error);
 
 /* Close @group->gpu_axes; lade_rank_group_close does that too. */

@@ -22,7 +22,7 @@ struct lade_session_choice {
   const char *name;
   int64_t value;
 };
-#define LADE_SESSION_CHOICES_MOST 8
+#define LADE_SESSION_CHOICES_MAX 8
 
 typedef struct lade_session lade_session;
 
@@ -180,7 +180,7 @@ int lade_session_eval(lade_session *session, double *ret_loss, struct lade_error
 int lade_session_agree(lade_session *session, int value, int *ret_value, struct lade_error *error);
 
 /* Return the largest @value of all ranks, at all of them. pre: no value is negative. */
-int lade_session_most(lade_session *session, double value, double *ret_most, struct lade_error *error);
+int lade_session_max(lade_session *session, double value, double *ret_max, struct lade_error *error);
 
 /*
  * Return the device peaks of every rank, in order, as planned and as measured so far. Both arrays have room for all

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 LADE, MODEL = os.path.abspath(sys.argv[1]), sys.argv[2]
-MOST_BYTES = 60 << 20  # resident, code and libraries included
+MAX_BYTES = 60 << 20  # resident, code and libraries included
 
 with tempfile.TemporaryDirectory(prefix="lade-small-") as scratch:
     os.chdir(scratch)
@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory(prefix="lade-small-") as scratch:
     stored = train("--budget", "min", "--host-budget", "0", "--store", "store", "--allow-tmpfs")
     kept = train("--budget", "100%")
     assert stored["loss_digest"] == kept["loss_digest"], (stored, kept)
-    assert 0 < stored["resident_peak_bytes"] < MOST_BYTES, stored["resident_peak_bytes"]
+    assert 0 < stored["resident_peak_bytes"] < MAX_BYTES, stored["resident_peak_bytes"]
     for kind in ("read", "written"):
         planned, moved = (stored[f"{head}store_{kind}_bytes_per_step"] for head in ("", "measured_"))
         assert planned <= moved <= 1.05 * planned, (kind, planned, moved)

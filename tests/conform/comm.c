@@ -46,13 +46,13 @@ static void comm_verify(lade_comm *comm, const uint64_t *sizes, int n_sizes)
 
 /* ---- lists ---- */
 
-#define LIST_MOST_ELEMENTS 20011
+#define LIST_MAX_ELEMENTS 20011
 
 /* Run @n trials in one call, in adjacent buffers of their own. */
 static void list_run(lade_comm *comm, const struct trial *like, const uint64_t *sizes, int n, char *src, char *dst)
 {
-  static struct trial trials[LADE_COMM_LIST_MOST];
-  struct lade_collective items[LADE_COMM_LIST_MOST];
+  static struct trial trials[LADE_COMM_LIST_MAX];
+  struct lade_collective items[LADE_COMM_LIST_MAX];
   struct lade_error error = {0};
   uint64_t at = 0;
   for (int i = 0; i < n; i++) {
@@ -74,10 +74,10 @@ static void list_run(lade_comm *comm, const struct trial *like, const uint64_t *
 /* Verify every kind and type, apart and in place; the second list is of one chunk, the third is empty. */
 static void lists_verify(lade_comm *comm, bool is_src_window, bool is_dst_window)
 {
-  static const uint64_t sizes[3][9] = {{0, 3, 515, 1, LIST_MOST_ELEMENTS, 64, 4099, 0, 17}, {5, 6, 7, 8}, {0, 0}};
+  static const uint64_t sizes[3][9] = {{0, 3, 515, 1, LIST_MAX_ELEMENTS, 64, 4099, 0, 17}, {5, 6, 7, 8}, {0, 0}};
   static const int counts[] = {9, 4, 2};
   struct trial like = {.comm = comm, .rank = lade_comm_rank(comm), .size = lade_comm_size(comm), .seed = 31};
-  const uint64_t bytes = ((uint64_t)like.size * 2 * LIST_MOST_ELEMENTS + 512) * sizeof(float);
+  const uint64_t bytes = ((uint64_t)like.size * 2 * LIST_MAX_ELEMENTS + 512) * sizeof(float);
   char *src = bytes_get(comm, bytes, is_src_window), *dst = bytes_get(comm, bytes, is_dst_window);
   for (int which = 0; which < 3 * 2 * 2 * (LADE_BROADCAST + 1); which++, like.seed++) {
     const int list = which % 3;
@@ -100,11 +100,11 @@ static void a_list_has_the_bits_of_its_items(void **state)
 static void a_list_may_be_long(void **state)
 {
   struct trial like = {.comm = world.comm, .rank = world.rank, .size = world.size, .seed = 3, .kind = LADE_ALL_REDUCE};
-  uint64_t sizes[LADE_COMM_LIST_MOST];
-  for (int i = 0; i < LADE_COMM_LIST_MOST; i++)
+  uint64_t sizes[LADE_COMM_LIST_MAX];
+  for (int i = 0; i < LADE_COMM_LIST_MAX; i++)
     sizes[i] = (uint64_t)(i * 7 % 65);
   char *src = room_get(world.comm, false), *dst = room_get(world.comm, false);
-  list_run(world.comm, &like, sizes, LADE_COMM_LIST_MOST, src, dst);
+  list_run(world.comm, &like, sizes, LADE_COMM_LIST_MAX, src, dst);
   room_free(world.comm, dst, false);
   room_free(world.comm, src, false);
 }
@@ -113,7 +113,7 @@ static void a_list_may_be_long(void **state)
 
 static void results_are_the_reference_s_bits(void **state)
 {
-  static const uint64_t sizes[] = {0, 1, 3, 17, 64, 515, 4099, 20011, N_MOST};
+  static const uint64_t sizes[] = {0, 1, 3, 17, 64, 515, 4099, 20011, N_MAX};
   comm_verify(world.comm, sizes, LADE_COUNT(sizes));
 }
 
@@ -142,7 +142,7 @@ static void the_same_every_time_and_everywhere(void **state)
 /* Messages of several lengths, also empty ones, from rank to rank around the ring. */
 static void messages_arrive_in_order(void **state)
 {
-  static const uint64_t sizes[] = {1, 0, 5000, N_MOST, 3};
+  static const uint64_t sizes[] = {1, 0, 5000, N_MAX, 3};
   char *data = room_get(world.comm, false);
   for (int sender = 0; sender + 1 < world.size; sender++) {
     for (uint32_t i = 0; i < LADE_COUNT(sizes) && (world.rank == sender || world.rank == sender + 1); i++) {
@@ -543,7 +543,7 @@ static void lists_that_make_no_sense_are_refused(void **state)
   const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .n = 1, .src = x, .dst = x};
   struct lade_collective items[2] = {sum, sum};
   list_refusal_verify(items, 0, "a list of 0 collectives");
-  list_refusal_verify(items, LADE_COMM_LIST_MOST + 1, "it has 1 to 64");
+  list_refusal_verify(items, LADE_COMM_LIST_MAX + 1, "it has 1 to 64");
   items[1].kind = LADE_BROADCAST;
   list_refusal_verify(items, 2, "a list of all_reduce and broadcast");
   items[1] = sum;

@@ -52,7 +52,7 @@ def properties(n):
     return output
 
 
-def ending(what, ranks, statuses, most_ms, words):
+def ending(what, ranks, statuses, max_ms, words):
     """Check that every rank in @ranks reports one of @statuses in time, with @words; return the output and the number
     of messages.
     """
@@ -62,7 +62,7 @@ def ending(what, ranks, statuses, most_ms, words):
     require(sorted(int(end[0]) for end in ends) == ranks, f"{what}: other ranks report than {ranks}", output)
     for rank, found, ms, _, text in ends:
         require(int(found) in statuses, f"{what}: rank {rank} gets {found}, not one of {statuses}", output)
-        require(int(ms) <= most_ms, f"{what}: rank {rank} needs {ms} ms, over {most_ms}", output)
+        require(int(ms) <= max_ms, f"{what}: rank {rank} needs {ms} ms, over {max_ms}", output)
         require(re.search(words, text), f"{what}: rank {rank} says '{text}'", output)
     return output, sum(bool(end[3]) for end in ends)
 

@@ -217,7 +217,7 @@ void *bytes_get(lade_comm *comm, uint64_t bytes, bool is_window)
 
 void *room_get(lade_comm *comm, bool is_window)
 {
-  return bytes_get(comm, ((uint64_t)lade_comm_size(comm) * N_MOST + 1) * sizeof(float), is_window);
+  return bytes_get(comm, ((uint64_t)lade_comm_size(comm) * N_MAX + 1) * sizeof(float), is_window);
 }
 
 void room_free(lade_comm *comm, void *data, bool is_window)

@@ -19,7 +19,7 @@
 #include "kernels/kernels.h"
 #include "parallel/comm.h"
 
-#define N_MOST 100003 /* elements of a collective */
+#define N_MAX 100003 /* elements of a collective */
 
 extern struct world {
   struct lade_launch launch;
@@ -72,7 +72,7 @@ void trial_run(struct trial *t);
 /* Allocate memory through the communicator, or plain memory, which only engines on hosts take. */
 void *bytes_get(lade_comm *comm, uint64_t bytes, bool is_window);
 
-/* The same, with space for N_MOST elements of every rank, and a guard. */
+/* The same, with space for N_MAX elements of every rank, and a guard. */
 void *room_get(lade_comm *comm, bool is_window);
 
 void room_free(lade_comm *comm, void *data, bool is_window);

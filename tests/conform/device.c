@@ -244,7 +244,7 @@ static void *creator_main(void *arg)
 static void threads_cannot_overshoot_the_capacity_together(void **state)
 {
   lade_device *device = device_open(state, NULL);
-  lade_chunk *most = chunk_open(device, CAPACITY - 8 * CHUNK);
+  lade_chunk *max = chunk_open(device, CAPACITY - 8 * CHUNK);
   pthread_t threads[4];
   for (int i = 0; i < 4; i++)
     assert_int_equal(pthread_create(&threads[i], NULL, creator_main, device), 0);
@@ -255,11 +255,11 @@ static void threads_cannot_overshoot_the_capacity_together(void **state)
   }
   assert_int_equal(info_get(device).created_bytes, CAPACITY - 8 * CHUNK);
   assert_true(info_get(device).peak_bytes <= CAPACITY - 2 * CHUNK);
-  lade_device_chunk_release(device, most);
+  lade_device_chunk_release(device, max);
   lade_device_close(device);
 }
 
-static void peak_is_the_most_that_existed_at_once(void **state)
+static void peak_is_the_max_that_existed_at_once(void **state)
 {
   lade_device *device = device_open(state, NULL);
   lade_chunk *one = chunk_open(device, CHUNK), *two = chunk_open(device, 2 * CHUNK), *none = NULL;
@@ -631,7 +631,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_chunk_may_be_released_where_it_is_mapped),
       cmocka_unit_test(capacity_is_hard_and_exact),
       cmocka_unit_test(threads_cannot_overshoot_the_capacity_together),
-      cmocka_unit_test(peak_is_the_most_that_existed_at_once),
+      cmocka_unit_test(peak_is_the_max_that_existed_at_once),
       cmocka_unit_test(a_mapped_chunk_can_be_given_back),
       cmocka_unit_test(chunks_are_real_memory_and_go_back),
       cmocka_unit_test(fresh_chunks_are_zero_and_present),

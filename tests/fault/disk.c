@@ -19,20 +19,20 @@
 #include "base/base.h"
 
 #define SECTOR_BYTES 512
-#define FILE_BYTES_MOST (4u << 20)
+#define FILE_BYTES_MAX (4u << 20)
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct disk_log *recording;
 static dev_t recorded_device;
 static ino_t recorded_dir;
-static ino_t files[DISK_FILES_MOST];
+static ino_t files[DISK_FILES_MAX];
 static int n_files;
 
 /* ---- recording ---- */
 
 static struct disk_op *op_add(enum disk_op_kind kind, int file)
 {
-  if (recording->n == DISK_OPS_MOST)
+  if (recording->n == DISK_OPS_MAX)
     abort();
   struct disk_op *op = &recording->ops[recording->n++];
   *op = (struct disk_op){.kind = kind, .file = file};
@@ -65,7 +65,7 @@ static void opened(int fd, const char *name)
   pthread_mutex_lock(&mutex);
   if (recording && fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_dev == recorded_device &&
       (strstr(name, "lade-durable") || strstr(name, "lade-tensors")) && file_of(fd) < 0) {
-    if (n_files == DISK_FILES_MOST)
+    if (n_files == DISK_FILES_MAX)
       abort();
     files[n_files] = status.st_ino;
     const char *slash = strrchr(name, '/');
@@ -207,9 +207,9 @@ struct image {
   struct {
     char *data;
     uint64_t bytes;
-  } files[DISK_FILES_MOST];
-  char names[DISK_FILES_MOST][64]; /* by entry; empty: none */
-  int of_name[DISK_FILES_MOST];
+  } files[DISK_FILES_MAX];
+  char names[DISK_FILES_MAX][64]; /* by entry; empty: none */
+  int of_name[DISK_FILES_MAX];
   uint64_t state; /* of the random generator */
 };
 
@@ -221,9 +221,9 @@ static uint64_t draw(struct image *image)
 
 static void image_write(struct image *image, const struct disk_op *op, uint64_t from, uint64_t bytes)
 {
-  if (op->offset + from + bytes > FILE_BYTES_MOST)
+  if (op->offset + from + bytes > FILE_BYTES_MAX)
     abort();
-  if (!image->files[op->file].data && !(image->files[op->file].data = calloc(1, FILE_BYTES_MOST)))
+  if (!image->files[op->file].data && !(image->files[op->file].data = calloc(1, FILE_BYTES_MAX)))
     abort();
   memcpy(image->files[op->file].data + op->offset + from, op->data + from, bytes);
   image->files[op->file].bytes = LADE_MAX(image->files[op->file].bytes, op->offset + from + bytes);
@@ -231,7 +231,7 @@ static void image_write(struct image *image, const struct disk_op *op, uint64_t 
 
 static void name_remove(struct image *image, const char *name)
 {
-  for (int i = 0; i < DISK_FILES_MOST; i++) {
+  for (int i = 0; i < DISK_FILES_MAX; i++) {
     if (strcmp(image->names[i], name) == 0)
       *image->names[i] = 0;
   }
@@ -293,7 +293,7 @@ static bool is_settled(const struct disk_log *log, int n, int at)
 }
 
 /* List the numbers of unsettled operations in @pending. Return their count. */
-static int pending_list(const struct disk_log *log, int n, int pending[DISK_OPS_MOST])
+static int pending_list(const struct disk_log *log, int n, int pending[DISK_OPS_MAX])
 {
   int n_pending = 0;
   for (int i = 0; i < n; i++) {
@@ -305,14 +305,14 @@ static int pending_list(const struct disk_log *log, int n, int pending[DISK_OPS_
 
 int disk_n_pending(const struct disk_log *log, int n)
 {
-  int pending[DISK_OPS_MOST];
+  int pending[DISK_OPS_MAX];
   return pending_list(log, n, pending);
 }
 
 static void pending_apply(struct image *image, const struct disk_log *log, int n,
                           const struct disk_selection *selection)
 {
-  int pending[DISK_OPS_MOST], n_pending = pending_list(log, n, pending);
+  int pending[DISK_OPS_MAX], n_pending = pending_list(log, n, pending);
   for (int i = n_pending - 1; i > 0 && selection->kind == DISK_ANY; i--) {
     int other = (int)(draw(image) % (uint64_t)(i + 1)), kept = pending[i];
     pending[i] = pending[other];
@@ -350,10 +350,10 @@ void disk_image(const struct disk_log *log, int n, const struct disk_selection *
       op_apply(&image, &log->ops[i], false);
   }
   pending_apply(&image, log, n, selection);
-  for (int i = 0; i < DISK_FILES_MOST; i++) {
+  for (int i = 0; i < DISK_FILES_MAX; i++) {
     if (*image.names[i])
       file_lay(&image, image.of_name[i], dir, image.names[i]);
   }
-  for (int i = 0; i < DISK_FILES_MOST; i++)
+  for (int i = 0; i < DISK_FILES_MAX; i++)
     free(image.files[i].data);
 }

@@ -13,8 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define DISK_OPS_MOST 256
-#define DISK_FILES_MOST 8
+#define DISK_OPS_MAX 256
+#define DISK_FILES_MAX 8
 
 enum disk_op_kind { DISK_WRITE, DISK_SIZE, DISK_SYNC, DISK_ENTRY, DISK_RENAME, DISK_SYNC_DIR, DISK_MARK };
 
@@ -28,7 +28,7 @@ struct disk_op {
 };
 
 struct disk_log {
-  struct disk_op ops[DISK_OPS_MOST];
+  struct disk_op ops[DISK_OPS_MAX];
   int n;
 };
 

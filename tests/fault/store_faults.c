@@ -477,13 +477,13 @@ static uint64_t memlock_bytes;
 /* True if memory within the limit is pinned with a ring, and memory beyond it is not. */
 static bool pins_are_limited(lade_store *store, bool is_ring)
 {
-  char *most = data_make(16 * MIB);
+  char *max = data_make(16 * MIB);
   struct lade_store_info info;
-  bool is_limited = !lade_store_pin(store, most, 16 * MIB);
-  bool is_pinned = lade_store_pin(store, most, MIB);
+  bool is_limited = !lade_store_pin(store, max, 16 * MIB);
+  bool is_pinned = lade_store_pin(store, max, MIB);
   lade_store_get_info(store, &info);
-  lade_store_unpin(store, most, MIB);
-  free(most);
+  lade_store_unpin(store, max, MIB);
+  free(max);
   return is_limited && is_pinned == (is_ring && memlock_bytes) && info.pinned_bytes == (is_pinned ? MIB : 0);
 }
 

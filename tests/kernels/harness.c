@@ -384,7 +384,7 @@ void op_check(const struct op *op, uint64_t seed)
     assert_int_equal(lade_pool_create(thread_counts[i], &pools[i]), 0);
   for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
     for (int i_shape = 0; call_build(op, dtypes[i], i_shape, &call); i_shape++) {
-      if (elements_count(&call) > level_most_elements)
+      if (elements_count(&call) > level_max_elements)
         continue;
       char where[64];
       snprintf(where, sizeof(where), "%s %s shape %d", op->name, lade_dtype_name(dtypes[i]), i_shape);

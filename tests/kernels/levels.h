@@ -14,10 +14,10 @@
 extern const char *const level_names[];
 
 /* Calls with more elements than this are skipped, because running a GPU's threads one by one is slow. */
-extern const int64_t level_most_elements;
+extern const int64_t level_max_elements;
 
 /* Attention with more products than this (queries by keys by head dimension) is skipped for the same reason. */
-int64_t level_most_products(void);
+int64_t level_max_products(void);
 
 /* Allocate memory accessible to kernels of all levels, aligned to at least 64 bytes; free() releases it. */
 void *level_alloc(size_t n_bytes);

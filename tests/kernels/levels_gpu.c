@@ -49,7 +49,7 @@ static struct {
 } gpu;
 
 const char *const level_names[] = {"cuda", NULL};
-const int64_t level_most_elements = 150000;
+const int64_t level_max_elements = 150000;
 
 /* ---- the GPU ---- */
 
@@ -215,7 +215,7 @@ bool level_get(const char *level, struct lade_kernels *ret_kernels)
   return true;
 }
 
-int64_t level_most_products(void)
+int64_t level_max_products(void)
 {
   gpu_open();
   return gpu.is_slow ? FEW_PRODUCTS : INT64_MAX;

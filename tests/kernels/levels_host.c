@@ -10,9 +10,9 @@
 #include "kernels/host/host.h"
 
 const char *const level_names[] = {"plain", "avx2", "avx512", "avx512_bf16", "amx", NULL};
-const int64_t level_most_elements = INT64_MAX;
+const int64_t level_max_elements = INT64_MAX;
 
-int64_t level_most_products(void)
+int64_t level_max_products(void)
 {
   return INT64_MAX;
 }

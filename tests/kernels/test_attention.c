@@ -12,7 +12,7 @@ struct size {
 
 static bool is_small(struct size size)
 {
-  return size.batch * size.heads * size.seq_len * size.seq_len * size.head_dim <= level_most_products();
+  return size.batch * size.heads * size.seq_len * size.seq_len * size.head_dim <= level_max_products();
 }
 
 #define BIAS_BEFORE 1.5f /* contents of d_bias */

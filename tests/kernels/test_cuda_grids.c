@@ -28,14 +28,14 @@ static void the_largest_attention_has_a_grid(void **state)
 {
   const struct lade_cuda_launcher launcher = {.launch = grid_verify};
   const struct lade_kernel_ctx ctx = {.launcher = &launcher};
-  const struct lade_attention_most most = lade_cuda_attention_most();
+  const struct lade_attention_max max = lade_cuda_attention_max();
   const struct {
     enum lade_dtype dtype;
     int64_t head_dim, batch, seq_len;
-  } shapes[] = {{LADE_F32, most.head_dim, 1, most.seq_len}, {LADE_F32, most.head_dim, most.batch, 64},
-                {LADE_BF16, 64, 1, most.seq_len},           {LADE_F16, 128, 1, most.seq_len},
-                {LADE_BF16, 128, most.batch, 64},           {LADE_BF16, most.head_dim, 1, most.seq_len},
-                {LADE_F16, 80, 1, most.seq_len},            {LADE_BF16, 96, most.batch, 64}};
+  } shapes[] = {{LADE_F32, max.head_dim, 1, max.seq_len}, {LADE_F32, max.head_dim, max.batch, 64},
+                {LADE_BF16, 64, 1, max.seq_len},           {LADE_F16, 128, 1, max.seq_len},
+                {LADE_BF16, 128, max.batch, 64},           {LADE_BF16, max.head_dim, 1, max.seq_len},
+                {LADE_F16, 80, 1, max.seq_len},            {LADE_BF16, 96, max.batch, 64}};
   for (int i = 0; i < (int)LADE_COUNT(shapes) * LADE_CUDA_N_ATTENTIONS; i++) {
     const enum lade_cuda_attention attention = (enum lade_cuda_attention)(i % LADE_CUDA_N_ATTENTIONS);
     const int k = i / LADE_CUDA_N_ATTENTIONS;

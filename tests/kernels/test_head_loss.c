@@ -353,9 +353,9 @@ static void vocabulary_cut_over_ranks_gives_the_loss_of_the_whole(void **state)
 static void leaves_compare(struct problem *problem, const struct lade_kernels *kernels, int64_t n_ranks)
 {
   size_t n = (size_t)problem->fwd.n, n_dx = n * (size_t)problem->fwd.d;
-  struct cut cut = cut_make(problem, LADE_LEAVES_MOST / n_ranks * problem->fwd.leaf);
+  struct cut cut = cut_make(problem, LADE_LEAVES_MAX / n_ranks * problem->fwd.leaf);
   float *dx = memory_make(n_dx * sizeof(*dx)), *lse = memory_make(n * sizeof(*lse));
-  const void *parts[LADE_LEAVES_MOST];
+  const void *parts[LADE_LEAVES_MAX];
   struct lade_rank_sum_args sum = {.dtype = LADE_F32, .n_terms = (int)n_ranks, .n_elements = (int64_t)n_dx, .x = parts,
                                    .y = dx};
   struct lade_kernel_ctx ctx = {0};
@@ -385,10 +385,10 @@ static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
   struct lade_kernels levels[LEVELS];
   int n_levels = levels_make(LADE_K_HEAD_LOSS_FWD, levels);
   for (size_t i = 0; i < LADE_COUNT(vocabularies); i++) {
-    int64_t leaf = lade_div_up(vocabularies[i], LADE_LEAVES_MOST);
+    int64_t leaf = lade_div_up(vocabularies[i], LADE_LEAVES_MAX);
     struct problem problem = problem_make(LADE_F32, 21, 8, vocabularies[i], leaf, false);
     for (int level = 0; level < n_levels; level++)
-      for (int64_t n_ranks = 2; n_ranks <= LADE_LEAVES_MOST && levels[level].fn[LADE_K_RANK_SUM]; n_ranks *= 2)
+      for (int64_t n_ranks = 2; n_ranks <= LADE_LEAVES_MAX && levels[level].fn[LADE_K_RANK_SUM]; n_ranks *= 2)
         leaves_compare(&problem, &levels[level], n_ranks);
     problem_free(&problem);
   }

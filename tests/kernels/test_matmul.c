@@ -210,7 +210,7 @@ static float *part_run(const struct lade_kernels *kernels, const struct lade_mat
 static void ranks_compare(const struct lade_kernels *kernels, const struct lade_matmul_args *whole, int n_ranks)
 {
   int64_t n = whole->m * whole->n;
-  const void *parts[LADE_LEAVES_MOST];
+  const void *parts[LADE_LEAVES_MAX];
   float *sum = memory_make((size_t)n * sizeof(float));
   struct lade_kernel_ctx ctx = {0};
   struct lade_rank_sum_args args = {.dtype = LADE_F32, .n_terms = n_ranks, .n_elements = n, .x = parts, .y = sum};
@@ -234,7 +234,7 @@ static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
       if (!levels[level].fn[LADE_K_RANK_SUM])
         continue; /* a CUDA device's table has no sums over ranks */
       problem_run(&problem, &levels[level], NULL);
-      for (int n_ranks = 2; n_ranks <= LADE_LEAVES_MOST; n_ranks *= 2)
+      for (int n_ranks = 2; n_ranks <= LADE_LEAVES_MAX; n_ranks *= 2)
         ranks_compare(&levels[level], &problem.args, n_ranks);
     }
     problem_free(&problem);

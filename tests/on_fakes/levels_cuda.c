@@ -21,10 +21,10 @@ struct launcher {
 };
 
 const char *const level_names[] = {"cuda", NULL};
-const int64_t level_most_elements = 150000;
+const int64_t level_max_elements = 150000;
 
 /* All products: only here do orders of execution differ. */
-int64_t level_most_products(void)
+int64_t level_max_products(void)
 {
   return INT64_MAX;
 }

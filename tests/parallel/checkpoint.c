@@ -78,7 +78,7 @@ static struct lade_model_graph *graph_make(size_t i, const struct lade_layout *l
         .tp = lade_layout_size(layout, LADE_AXIS_TP), .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
         .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
         .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages,
-        .n_shards = layout->zero == LADE_ZERO_MOST ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1};
+        .n_shards = layout->zero == LADE_ZERO_MAX ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1};
   struct lade_model_graph *graph = NULL;
   demand(!lade_model_graph_create(&params, &error, &graph), "%s", error.text);
   return graph;

@@ -532,7 +532,7 @@ static void parts_agree(struct world *world, enum lade_family family)
   struct run_fixture_model model = run_fixture_tiny(family);
   struct run_fixture whole, run_fixture;
   demand(!lade_layout_init(&params, &error, &replicas), "%s", error.text);
-  params.zero = LADE_ZERO_MOST;
+  params.zero = LADE_ZERO_MAX;
   demand(!lade_layout_init(&params, &error, &layout), "%s", error.text);
   world_split(world, &layout);
   model.batch = 2;

@@ -8,7 +8,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 
-#define RANKS_MOST 64
+#define RANKS_MAX 64
 
 extern char **environ;
 
@@ -43,7 +43,7 @@ void world_open_as(struct world *world, enum lade_comm_backing backing, int time
   demand(!lade_comm_open(&params, &error, &world->comm), "%s", error.text);
   world->rank = lade_comm_rank(world->comm);
   world->size = lade_comm_size(world->comm);
-  demand(world->size <= RANKS_MOST, "%d ranks are more than tests are for", world->size);
+  demand(world->size <= RANKS_MAX, "%d ranks are more than tests are for", world->size);
 }
 
 void world_split(struct world *world, const struct lade_layout *layout)
@@ -74,7 +74,7 @@ void world_close(struct world *world)
 bool world_agrees(struct world *world, uint64_t number)
 {
   struct lade_error error = {0};
-  uint64_t numbers[RANKS_MOST];
+  uint64_t numbers[RANKS_MAX];
   struct lade_collective gather = {.kind = LADE_ALL_GATHER, .dtype = LADE_F64, .n = 1, .src = &number, .dst = numbers};
   demand(!lade_comm_run(world->comm, &gather, &error), "%s", error.text);
   bool is_equal = true;

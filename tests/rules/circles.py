@@ -23,10 +23,10 @@ import tree
 
 FOLDERS = ("src/", "kernels/", "tools/", "preload/")
 CODE_FOLDERS = FOLDERS + ("tests/", "include/")
-FILES_MOST = 25  # of a folder: one screen of a listing
+FILES_MAX = 25  # of a folder: one screen of a listing
 # One file of a circle that may stay, and the reason.
 EXCEPTIONS = {}
-EXCEPTIONS_MOST = 3
+EXCEPTIONS_MAX = 3
 STUB = re.compile(r"_(stub|none)\.c$")
 
 NOISE = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
@@ -180,12 +180,12 @@ def main():
     excused = [circle for circle in circles if set(circle) & set(EXCEPTIONS)]
     sizes = folders_of(paths)
     problems = [line for circle in circles if circle not in excused for line in circle_lines(circle, uses)]
-    problems += [f"{folder}: {n} files; a folder has at most {FILES_MOST}" for folder, n in sorted(sizes.items())
-                 if n > FILES_MOST]
+    problems += [f"{folder}: {n} files; a folder has at most {FILES_MAX}" for folder, n in sorted(sizes.items())
+                 if n > FILES_MAX]
     problems += [f"{path}: is in no circle; take it out of EXCEPTIONS in tests/rules/circles.py" for path in EXCEPTIONS
                  if not any(path in circle for circle in circles)]
-    if len(EXCEPTIONS) > EXCEPTIONS_MOST:
-        problems.append(f"{len(EXCEPTIONS)} exceptions; there are at most {EXCEPTIONS_MOST}")
+    if len(EXCEPTIONS) > EXCEPTIONS_MAX:
+        problems.append(f"{len(EXCEPTIONS)} exceptions; there are at most {EXCEPTIONS_MAX}")
     if "--report" in sys.argv[1:]:
         print(json.dumps({"circles": len(circles) - len(excused), "exceptions": len(EXCEPTIONS),
                           "largest_folder": max(sizes.values())}, separators=(",", ":")))

@@ -10,9 +10,9 @@ import tree
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)]*\)")
 CAPABILITIES = 4  # later than the trainer, two pages each: callers' steps, PyTorch, clusters, model families
-PAGES_MOST = 18 + 2 * CAPABILITIES
-KIBIBYTES_MOST = 140 * PAGES_MOST // 18  # of all pages
-WORDS_MOST = 80  # of the glossary
+PAGES_MAX = 18 + 2 * CAPABILITIES
+KIBIBYTES_MAX = 140 * PAGES_MAX // 18  # of all pages
+WORDS_MAX = 80  # of the glossary
 PAGE = re.compile(r"\b((?:docs|bench)/[\w/.-]+\.md)\b")
 
 
@@ -34,7 +34,7 @@ def sizes_check(pages):
     """@pages maps the name of each page in docs/ to its text."""
     kibibytes = sum(len(text.encode()) for text in pages.values()) / 1024
     words = len(re.findall(r"^\| (?!word )", pages.get("glossary.md", ""), re.MULTILINE))
-    checks = ((len(pages), PAGES_MOST, "pages"), (kibibytes, KIBIBYTES_MOST, "KiB"), (words, WORDS_MOST, "words"))
+    checks = ((len(pages), PAGES_MAX, "pages"), (kibibytes, KIBIBYTES_MAX, "KiB"), (words, WORDS_MAX, "words"))
     return [f"docs: {n:.0f} {unit}, over {most}" for n, most, unit in checks if n > most]
 
 
@@ -45,7 +45,7 @@ def self_test():
     assert not links_check("docs/a.md", "[up](../README.md) [out](https://b.md)", exists)
     assert links_check("docs/a.md", "[a](docs/a.md)", exists) and links_check("src/a.c", "/* docs/b.md */", exists)
     assert not sizes_check({"a.md": "a", "glossary.md": "| word | m |\n|---|---|\n" + "| a | b |\n" * 80})
-    assert len(sizes_check({f"{i}.md": "a" * 8000 for i in range(PAGES_MOST + 1)})) == 2
+    assert len(sizes_check({f"{i}.md": "a" * 8000 for i in range(PAGES_MAX + 1)})) == 2
     assert sizes_check({"glossary.md": "| a | b |\n" * 81})
     assert index_check(["a.md", "b.md"], "[a](a.md)") == ["docs/README.md: does not list b.md"]
 

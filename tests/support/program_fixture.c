@@ -235,7 +235,7 @@ struct lade_program *program_copy(const struct lade_program *program)
 void program_restate(struct lade_program *program)
 {
   for (int space = 0; space < LADE_N_SPACES; space++) {
-    uint64_t most = 0, live = 0, *change = calloc((size_t)program->n_instrs + 1, sizeof(*change));
+    uint64_t max = 0, live = 0, *change = calloc((size_t)program->n_instrs + 1, sizeof(*change));
     assert_non_null(change);
     for (int i = 0; i < program->n_buffers; i++) {
       if ((int)program->buffers[i].space != space)
@@ -245,10 +245,10 @@ void program_restate(struct lade_program *program)
     }
     for (int at = 0; at < program->n_instrs; at++) {
       live += change[at];
-      most = LADE_MAX(most, live);
+      max = LADE_MAX(max, live);
     }
     free(change);
-    program->live_peak_bytes[space] = most;
+    program->live_peak_bytes[space] = max;
     memset(program->owner_bytes[space], 0, sizeof(program->owner_bytes[space]));
     program->owner_bytes[space][LADE_OWNER_FRAGMENTATION] = program->peak_bytes[space];
   }

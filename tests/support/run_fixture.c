@@ -17,7 +17,7 @@
 #include "base/philox.h"
 #include "run/checkpoint.h"
 
-#define PARAMS_MOST 512
+#define PARAMS_MAX 512
 
 static void demand(int status, const struct lade_error *error, const char *part)
 {
@@ -91,9 +91,9 @@ lade_planner *run_fixture_planner(const struct run_fixture *run_fixture, uint64_
 {
   struct lade_error error = {0};
   lade_planner *planner = NULL;
-  static struct lade_change overrides[PARAMS_MOST];
+  static struct lade_change overrides[PARAMS_MAX];
   const int n_overrides = run_fixture->is_durable ? run_fixture->graph->n_params : 0;
-  demand(n_overrides <= PARAMS_MOST ? 0 : -1, NULL, "room for overrides");
+  demand(n_overrides <= PARAMS_MAX ? 0 : -1, NULL, "room for overrides");
   for (int i = 0; i < n_overrides; i++)
     overrides[i] = (struct lade_change){LADE_CHANGE_WEIGHT, LADE_TIER_STORE, i};
   const struct lade_plan_params params = {

@@ -12,7 +12,7 @@
 
 #include "base/philox.h"
 
-#define STORAGES_MOST 20
+#define STORAGES_MAX 20
 
 static uint32_t draw_graph, draw_n;
 static struct lade_error error;
@@ -35,7 +35,7 @@ static const char *name_draw(char text[64])
 /* Draw the accesses of one op to each storage: none, a read, a write, an update, or several of them. */
 static void op_draw(lade_graph *graph, bool *is_written)
 {
-  struct lade_operand_range lists[3][2 * STORAGES_MOST];
+  struct lade_operand_range lists[3][2 * STORAGES_MAX];
   int n[3] = {0};
   char name[64];
   for (int i = 0; i < graph->storages.n; i++) {
@@ -68,12 +68,12 @@ static void op_draw(lade_graph *graph, bool *is_written)
 lade_graph *step_graph_draw(uint32_t number)
 {
   lade_graph *graph = NULL;
-  bool is_written[STORAGES_MOST] = {false};
+  bool is_written[STORAGES_MAX] = {false};
   char name[64], class_name[64];
   assert_int_equal(lade_graph_create(&graph), 0);
   draw_graph = number;
   draw_n = 0;
-  for (uint32_t i = draw(STORAGES_MOST); i; i--) {
+  for (uint32_t i = draw(STORAGES_MAX); i; i--) {
     struct lade_storage storage = {.struct_size = sizeof(storage), .name = name_draw(name), .is_given = draw(2),
                                    .bytes = draw(4) ? draw(1 << 20) : draw(3), .align = draw(2) ? 0 : 1u << draw(22)};
     storage.tier = storage.is_given ? (enum lade_space)draw(LADE_N_SPACES) : LADE_DEVICE;

@@ -194,7 +194,7 @@ def shards_of_parts_wait_in_a_store():
     a_store_changes_no_number(4, ["--pp", "2", "--dp", "2", "--zero", "3", "--micro-batch", "2"])
 
 
-def a_least_budget_changes_no_number(ranks, layout):
+def a_min_budget_changes_no_number(ranks, layout):
     """Blocks of gradients wait on the host between microbatches: the same bits, and every rank's peak is as planned."""
     arguments = ["--steps", "3", "--micro-batch", "1", *layout]
     whole, least = summary(ranks, *arguments), summary(ranks, *arguments, "--budget", "min")
@@ -207,15 +207,15 @@ def a_least_budget_changes_no_number(ranks, layout):
             "the largest peak is over the stated budget", least)
 
 
-def shards_in_their_least_budgets():
-    a_least_budget_changes_no_number(2, ["--dp", "2", "--zero", "2"])
+def shards_in_their_min_budgets():
+    a_min_budget_changes_no_number(2, ["--dp", "2", "--zero", "2"])
 
 
-def shards_of_every_axis_in_their_least_budgets():
+def shards_of_every_axis_in_their_min_budgets():
     for layout in (["--dp", "4", "--zero", "2"], ["--dp", "4", "--zero", "3", "--shard", "2"],
                    ["--tp", "2", "--dp", "2", "--zero", "3"], ["--pp", "2", "--dp", "2", "--zero", "2"],
                    ["--pp", "2", "--dp", "2", "--zero", "3"]):
-        a_least_budget_changes_no_number(4, layout)
+        a_min_budget_changes_no_number(4, layout)
 
 
 def refusals():
@@ -470,7 +470,7 @@ with jobs.scratch():
     quick = (same_losses, plans_name_their_rank, plans_are_those_that_run, refusals, one_rank_fails, disagreement,
              help_is_given_once, a_signal_stops_all, a_linked_trainer_has_ranks)
     long = (same_losses, one_rank_fails, disagreement, refusals, shards_wait_in_a_store,
-            shards_in_their_least_budgets, a_stage_is_decided_once, every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
-            shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_least_budgets,
+            shards_in_their_min_budgets, a_stage_is_decided_once, every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
+            shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_min_budgets,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
     jobs.tests_run(long if IS_LONG else quick)

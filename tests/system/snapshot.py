@@ -19,7 +19,7 @@ import tempfile
 
 OPCODES = {"PROTO", "EMPTY_DICT", "EMPTY_LIST", "MARK", "SETITEMS", "APPENDS", "BINUNICODE", "BININT", "BININT1",
            "BININT2", "LONG1", "BINFLOAT", "NEWTRUE", "NEWFALSE", "TUPLE", "STOP"}
-MOST_ARGUMENTS = 5000  # of one call in a browser, with a margin
+MAX_ARGUMENTS = 5000  # of one call in a browser, with a margin
 
 # Fields that _memory_viz.py and the page read, and further ones of torch.cuda.memory._snapshot().
 SEGMENT = {"device": int, "address": int, "total_size": int, "allocated_size": int, "active_size": int,
@@ -50,7 +50,7 @@ def opcodes_check(data):
         must(before is None or position - before <= 10, "an integer of more than 8 bytes")
         before = position if opcode.name == "LONG1" else None
     lengths = batch_lengths(data)
-    must(max(lengths) <= MOST_ARGUMENTS, f"{max(lengths)} items at once")
+    must(max(lengths) <= MAX_ARGUMENTS, f"{max(lengths)} items at once")
 
 
 def batch_lengths(data):

@@ -390,7 +390,7 @@ def containers_of_past_steps_are_freed():
         model, trainer, alive = Tempered(), Space(batch=None), []
         optimizer, train = trained(model, lambda: F.cross_entropy(model(trainer.batch["x"]), trainer.batch["y"]))
         call = lade.torch.step(train, model, optimizer, "100%", audit=False)
-        with mock.patch.object(lade.torch.train_step, "FORMS_MOST", 2), warnings.catch_warnings():
+        with mock.patch.object(lade.torch.train_step, "FORMS_MAX", 2), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for i in range(6):
                 x, y = data(i)

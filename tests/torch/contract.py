@@ -423,7 +423,7 @@ def scratch_of_long_calls_is_exact_behind_the_first_step():
             return loss.detach()
         return lade.torch.step(train, model, optimizer, budget, **options)
     whole = made_bf16("100%").prepare(x, y).report()
-    few = mock.patch.multiple(parts, _WHOLE_FLOPS=1e5, _LEAST=16)
+    few = mock.patch.multiple(parts, _WHOLE_FLOPS=1e5, _MIN=16)
     with few, mock.patch.multiple(prices, _LONG_NS=0, _BOUND_BYTES=1 << 16):
         for budget, options in (("100%", {}), ("85%", {})):
             for is_measured_first in (False, True):

@@ -527,7 +527,7 @@ def old_branches_make_room_for_new_ones():
     own = copy.deepcopy(model)
     other = adam(own.parameters())
     eager = plain_step(own, other, lambda model, x: model(x).square().mean())
-    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 2):
+    with mock.patch.object(lade.torch.plans, "PLANS_MAX", 2):
         for i in range(6):
             torch.manual_seed(i)
             wanted = float(eager(SAMPLE))
@@ -562,7 +562,7 @@ def loops_that_a_computed_value_ends_are_refused():
     optimizer = adam(model.parameters())
     before = lade.torch.digest(model, optimizer)
     step = lade.torch.step(plain_step(model, optimizer, loss_of), model, optimizer, "100%")
-    with mock.patch.object(lade.torch.tracing.branches, "_ANSWERS_MOST", 64):
+    with mock.patch.object(lade.torch.tracing.branches, "_ANSWERS_MAX", 64):
         fault = refused(lade.CannotCapture, lambda: step(SAMPLE), "more than 64 computed values", "loops.py")
     assert fault.op == "value of a tensor" and "< 0.01" in fault.line, fault
     assert lade.torch.digest(model, optimizer) == before

@@ -96,7 +96,7 @@ def counts_of_the_batch_are_numbers():
         assert mask.sum(-1).max().item() <= x.shape[1]
         return m(x).square().sum() / n
     same("a count", loss_of, [(X, mask) for mask in MASKS[:3]], 2)
-    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 1):
+    with mock.patch.object(lade.torch.plans, "PLANS_MAX", 1):
         same("a count, one plan at a time", loss_of, [(X, mask) for mask in MASKS], 1)
 
 
@@ -109,7 +109,7 @@ def counts_that_never_come_again_are_told_once():
     """A step is told with its line at the third count, and of plans that no call met only the last is kept then."""
     step = step_of(lambda m, x, mask: m(x).square().sum() / mask.sum().item(), net())
     masks = [torch.arange(48).view(4, 12) < n for n in range(1, 7)]
-    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 4), warnings.catch_warnings(record=True) as told:
+    with mock.patch.object(lade.torch.plans, "PLANS_MAX", 4), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for n, mask in enumerate(masks, 1):
             step(X, mask)
@@ -122,7 +122,7 @@ def counts_that_never_come_again_are_told_once():
 def the_plan_that_was_used_longest_ago_makes_room():
     step = step_of(lambda m, x, mask: m(x)[mask].square().mean(), net())
     a, b, c = [torch.arange(48).view(4, 12) < n for n in (3, 5, 7)]
-    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 2):
+    with mock.patch.object(lade.torch.plans, "PLANS_MAX", 2):
         for mask, n_made in ((a, 1), (b, 2), (a, 2), (c, 3), (a, 3), (b, 4)):
             step(X, mask)
             plans, = step.ready.values()
@@ -135,7 +135,7 @@ def a_capture_that_fails_takes_no_plans_room():
             raise ArithmeticError("five")
         return m(x).square().mean()
     step = step_of(loss_of, net())
-    with mock.patch.object(lade.torch.plans, "PLANS_MOST", 1):
+    with mock.patch.object(lade.torch.plans, "PLANS_MAX", 1):
         step(X, torch.arange(48).view(4, 12) < 3)
         ready, = next(iter(step.ready.values()))
         refused(lade.CannotCapture, lambda: step(X, torch.arange(48).view(4, 12) < 5), "five")
@@ -568,7 +568,7 @@ def shapes_behind_an_update_are_refused():
     model = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), net())
     step = step_of(lambda m, x: (h := m(x))[h > 0].mean(), model)
     before = lade.torch.digest(model, step.optimizer)
-    with mock.patch.object(lade.torch.running.generate, "_KEPT_MOST", 64):
+    with mock.patch.object(lade.torch.running.generate, "_KEPT_MAX", 64):
         refused(lade.CannotCapture, lambda: step(X), "16 MiB of buffers", "[h > 0]")
     assert lade.torch.digest(model, step.optimizer) == before and not step.broken
 

@@ -54,11 +54,11 @@ static void verb_suggest(const char *word)
     fprintf(stderr, "lade: there is no option '%s' before a verb; there are --help and --version\n", name);
     return;
   }
-  int least = 3;
+  int min = 3;
   for (const struct verb *verb = verbs; verb->name; verb++) {
     int distance = word_distance(word, verb->name);
-    near = distance < least ? verb->name : near;
-    least = distance < least ? distance : least;
+    near = distance < min ? verb->name : near;
+    min = distance < min ? distance : min;
   }
   if (near)
     fprintf(stderr, "lade: there is no verb '%s'; did you mean '%s'? `lade --help` lists them\n", name, near);

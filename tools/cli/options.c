@@ -37,27 +37,27 @@ void option_list_free_items(struct option_list *list)
 
 static int number_check(const struct option *option, const char *text, double value, struct lade_error *error)
 {
-  if (option->least == 0 && option->most == 0)
+  if (option->min == 0 && option->max == 0)
     return 0;
-  if (value >= option->least && value <= option->most)
+  if (value >= option->min && value <= option->max)
     return 0;
   return lade_error_set(error, -EINVAL, "--%s %.64s: it must be from %.15g to %.15g", option->name, text,
-                        option->least, option->most);
+                        option->min, option->max);
 }
 
 static int integer_parse(const struct option *option, const char *text, struct lade_error *error, uint64_t *ret_value)
 {
-  const bool is_bounded = option->least != 0 || option->most != 0;
-  const uint64_t most = option->type == OPTION_COUNT ? INT64_MAX : UINT64_MAX;
+  const bool is_bounded = option->min != 0 || option->max != 0;
+  const uint64_t max = option->type == OPTION_COUNT ? INT64_MAX : UINT64_MAX;
   const char *digits = text + (text[0] == '-');
   errno = 0;
   const unsigned long long value = strtoull(digits, NULL, 10);
   if (!*digits || digits[strspn(digits, "0123456789")])
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected a whole number", option->name, text);
-  if ((errno || value > most || text[0] == '-') && !is_bounded)
+  if ((errno || value > max || text[0] == '-') && !is_bounded)
     return lade_error_set(error, -EINVAL, "--%s %.64s: it must be from 0 to %llu", option->name, text,
-                          (unsigned long long)most);
-  *ret_value = errno || value > most ? most : value;
+                          (unsigned long long)max);
+  *ret_value = errno || value > max ? max : value;
   return number_check(option, text, text[0] == '-' ? -(double)value : (double)*ret_value, error);
 }
 
@@ -93,16 +93,16 @@ static int real_parse(const struct option *option, const char *text, struct lade
 static int size_parse(const struct option *option, const char *text, struct lade_error *error, uint64_t *ret_bytes)
 {
   uint64_t bytes = 0;
-  char least[16];
+  char min[16];
   const int status = lade_size_parse(text, &bytes);
   if (status == -ERANGE)
     return lade_error_set(error, -EINVAL, "--%s %.64s: it must be less than 8 EiB", option->name, text);
   if (status)
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected a size such as 512MiB, 24GiB or bytes",
                           option->name, text);
-  if (bytes < option->least)
+  if (bytes < option->min)
     return lade_error_set(error, -EINVAL, "--%s '%.64s': it must be at least %s", option->name, text,
-                          lade_size_format((uint64_t)option->least, least, sizeof(least)));
+                          lade_size_format((uint64_t)option->min, min, sizeof(min)));
   *ret_bytes = bytes;
   return 0;
 }
@@ -141,10 +141,10 @@ int budget_parse(const char *text, struct lade_budget *ret_budget, struct lade_e
     budget.kind = LADE_BUDGET_AUTO;
   else if (*end == '%' && is_decimal(text, (size_t)(end - text))) {
     bool is_device = strcmp(end, "%dev") == 0;
-    const double most = is_device ? 100 : 1e6;
-    if ((!is_device && end[1]) || !(percent > 0) || percent > most)
+    const double max = is_device ? 100 : 1e6;
+    if ((!is_device && end[1]) || !(percent > 0) || percent > max)
       return lade_error_set(error, -EINVAL, "budget '%.64s': a percentage is above 0 and at most %.0f: 60%% of the "
-                            "unconstrained peak or 80%%dev of the device", text, most);
+                            "unconstrained peak or 80%%dev of the device", text, max);
     budget.kind = is_device ? LADE_BUDGET_PERCENT_DEVICE : LADE_BUDGET_PERCENT;
     budget.percent = percent;
   } else {

@@ -64,7 +64,7 @@ struct option {
   const char *preset; /* its default as text; NULL: unset */
   const char *unset;  /* without a default: the effect of leaving it out, in words */
   const char *help;
-  double least, most; /* of numbers; both 0: bounded by the type alone */
+  double min, max; /* of numbers; both 0: bounded by the type alone */
   const struct option_choice *choices;
   enum option_subject subject;
 };

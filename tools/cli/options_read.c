@@ -69,15 +69,15 @@ static const char *const excludes[][3] = {
 static const struct option *option_near(enum verb_id verb, const char *name)
 {
   const struct option *near = NULL;
-  int least = 4;
+  int min = 4;
   for (const struct option *option = option_table; option->help; option++) {
     if (!option->name || !(option->verbs & verb))
       continue;
     const int length = (int)strlen(option->name), shorter = LADE_MIN(length, (int)strlen(name));
     const bool begins = length > 2 && strncmp(name, option->name, (size_t)length) == 0; /* --batch-size */
     const int distance = begins ? 3 : word_distance(name, option->name);
-    if (distance < least && (begins || 2 * distance <= shorter)) {
-      least = distance;
+    if (distance < min && (begins || 2 * distance <= shorter)) {
+      min = distance;
       near = option;
     }
   }

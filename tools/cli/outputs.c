@@ -23,7 +23,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/verbs.h"
 
-#define LINKS_MOST 40 /* the limit of Linux */
+#define LINKS_MAX 40 /* the limit of Linux */
 
 /* Return the directory of @path; NULL if the path is too long. */
 static const char *parent_of(const char *path, char parent[PATH_MAX])
@@ -89,7 +89,7 @@ struct file_id {
 static void links_follow(char path[PATH_MAX])
 {
   char to[PATH_MAX], parent[PATH_MAX];
-  for (int i = 0; i < LINKS_MOST; i++) {
+  for (int i = 0; i < LINKS_MAX; i++) {
     const ssize_t n = readlink(path, to, sizeof(to) - 1);
     if (n <= 0 || !parent_of(path, parent))
       return;

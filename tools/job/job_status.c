@@ -170,9 +170,9 @@ int job_status_meet(const struct job_status *table, double timeout_s, struct lad
   return 0;
 }
 
-void job_status_await_first(const struct job_status *table, int64_t most_ns)
+void job_status_await_first(const struct job_status *table, int64_t max_ns)
 {
-  const int64_t end_ns = lade_now_ns() + most_ns;
+  const int64_t end_ns = lade_now_ns() + max_ns;
   while (!atomic_load(&table->ranks[0].has_left) && lade_now_ns() < end_ns)
     nanosleep(&(struct timespec){.tv_nsec = MEET_PAUSE_NS}, NULL);
 }

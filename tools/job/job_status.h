@@ -90,8 +90,8 @@ void job_status_begin(struct job_status *table, int rank, const char *verb);
  */
 int job_status_meet(const struct job_status *table, double timeout_s, struct lade_error *error);
 
-/* Wait until the first rank has left, for at most @most_ns. */
-void job_status_await_first(const struct job_status *table, int64_t most_ns);
+/* Wait until the first rank has left, for at most @max_ns. */
+void job_status_await_first(const struct job_status *table, int64_t max_ns);
 
 /* Record that rank @rank leaves by itself with @code, and with @text if that is an error. */
 void job_status_leave(struct job_status *table, int rank, int code, const char *text);

@@ -33,8 +33,8 @@
 #include "base/base.h"
 
 #define NAME "lade-launch."
-#define TRIES_MOST 8  /* of making a directory while other launches remove it */
-#define DEPTH_MOST 16 /* levels of nested directories; Open MPI uses four */
+#define TRIES_MAX 8  /* of making a directory while other launches remove it */
+#define DEPTH_MAX 16 /* levels of nested directories; Open MPI uses four */
 
 /* Variables by which Open MPI finds its default places, and options that set other ones. */
 static const struct {
@@ -82,7 +82,7 @@ static void contents_remove(int fd, int depth)
   for (const struct dirent *entry; (entry = readdir(entries));) {
     if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
       continue;
-    if (unlinkat(fd, entry->d_name, 0) == 0 || depth == DEPTH_MOST)
+    if (unlinkat(fd, entry->d_name, 0) == 0 || depth == DEPTH_MAX)
       continue;
     const int inner = openat(fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (inner >= 0)
@@ -124,7 +124,7 @@ void launch_scratch_open(struct launch_scratch *scratch)
     struct launch_scratch_dir *dir = &scratch->dirs[place];
     bool is_made = false;
     *dir = (struct launch_scratch_dir){.fd = -1};
-    for (int i = 0; i < TRIES_MOST && !is_made && (i == 0 || *dir->path); i++)
+    for (int i = 0; i < TRIES_MAX && !is_made && (i == 0 || *dir->path); i++)
       is_made = dir_try(base_get((enum launch_scratch_place)place), dir);
     if (!is_made)
       dir->path[0] = 0;

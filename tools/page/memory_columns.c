@@ -29,19 +29,19 @@ static void event_add(const struct memory_plot *plot, struct memory_columns *col
     columns->live_bytes[column] = live_bytes;
     columns->fullest[column] = i;
   }
-  columns->most_bytes = LADE_MAX(columns->most_bytes, live_bytes);
+  columns->max_bytes = LADE_MAX(columns->max_bytes, live_bytes);
   for (int line = 0; line < plot->n_lines; line++) {
-    uint64_t *most = &columns->reserved_bytes[line * columns->n + column];
-    *most = LADE_MAX(*most, plot->lines[line].reserved_bytes[i]);
-    columns->most_bytes = LADE_MAX(columns->most_bytes, *most);
+    uint64_t *max = &columns->reserved_bytes[line * columns->n + column];
+    *max = LADE_MAX(*max, plot->lines[line].reserved_bytes[i]);
+    columns->max_bytes = LADE_MAX(columns->max_bytes, *max);
   }
 }
 
-int memory_columns_make(const struct memory_plot *plot, int n_most, struct memory_columns *ret_columns)
+int memory_columns_make(const struct memory_plot *plot, int n_max, struct memory_columns *ret_columns)
 {
   const struct lade_trace *trace = plot->trace;
-  const int n = LADE_MIN(n_most, trace->events.n);
-  struct memory_columns columns = {.n = n, .most_bytes = plot->budget_bytes};
+  const int n = LADE_MIN(n_max, trace->events.n);
+  struct memory_columns columns = {.n = n, .max_bytes = plot->budget_bytes};
   columns.live_bytes = calloc((size_t)n + 1, sizeof(*columns.live_bytes));
   columns.fullest = calloc((size_t)n + 1, sizeof(*columns.fullest));
   columns.reserved_bytes = calloc((size_t)n * (size_t)plot->n_lines + 1, sizeof(*columns.reserved_bytes));

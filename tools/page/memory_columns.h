@@ -13,11 +13,11 @@ struct memory_columns {
   uint64_t *live_bytes;     /* the largest value in each column */
   int *fullest;             /* the first event after which that many are live */
   uint64_t *reserved_bytes; /* by reserved line, then by column */
-  uint64_t most_bytes;      /* largest value drawn */
+  uint64_t max_bytes;      /* largest value drawn */
 };
 
-/* Fill at most @n_most columns with @plot's lines. The caller finishes them. -ENOMEM. */
-int memory_columns_make(const struct memory_plot *plot, int n_most, struct memory_columns *ret_columns);
+/* Fill at most @n_max columns with @plot's lines. The caller finishes them. -ENOMEM. */
+int memory_columns_make(const struct memory_plot *plot, int n_max, struct memory_columns *ret_columns);
 
 /* Free the columns; zeroed ones are allowed. */
 void memory_columns_finish(struct memory_columns *columns);

@@ -3,7 +3,7 @@
  * Writes the page of a trace of allocations.
  *
  * Memory is drawn over calls first. Over time, thousands of calls may share one moment, and a peak of a microsecond
- * would be too thin to see. A trace with call sites is stacked: the GROUPS_MOST sites with the largest maxima have an
+ * would be too thin to see. A trace with call sites is stacked: the GROUPS_MAX sites with the largest maxima have an
  * area each, the other sites and the blocks without a site share two. A column shows the bytes of all areas at its
  * fullest call. The second drawing has a row for each queue over the source's clock.
  *
@@ -23,16 +23,16 @@
 #include "tools/report/report.h"
 #include "tools/report/xml_text.h"
 
-#define HOLDERS_MOST 20 /* lines of a table of holders */
-#define GROUPS_MOST 9   /* call sites with an area of their own */
+#define HOLDERS_MAX 20 /* lines of a table of holders */
+#define GROUPS_MAX 9   /* call sites with an area of their own */
 
 enum { COLUMNS = 960, HEIGHT = 400, ROW_HEIGHT = 40, LEFT = 90, TOP = 20, FOOT = 40, TICKS = 5 };
 
 static const char *const line_colors[] = {"#c0392b", "#2471a3", "#b9770e", "#7d3c98", "#1e8449", "#5d6d7e"};
-static const char *const group_colors[GROUPS_MOST + 2] = {"#4e79a7", "#f28e2b", "#59a14f", "#76b7b2",
+static const char *const group_colors[GROUPS_MAX + 2] = {"#4e79a7", "#f28e2b", "#59a14f", "#76b7b2",
                                                           "#edc948", "#b07aa1", "#9c755f", "#d37295",
                                                           "#e15759", "#bab0ac", "#a9cce3"};
-enum { GROUP_OTHERS = GROUPS_MOST, GROUP_UNKNOWN = GROUPS_MOST + 1, N_GROUPS };
+enum { GROUP_OTHERS = GROUPS_MAX, GROUP_UNKNOWN = GROUPS_MAX + 1, N_GROUPS };
 
 struct trace_page {
   FILE *file;
@@ -51,44 +51,44 @@ struct trace_page {
 /* A rectangle of a drawing and the bytes at its upper edge. */
 struct plane {
   int top, height;
-  uint64_t most_bytes;
+  uint64_t max_bytes;
 };
 
 /* ---- groups of call sites ---- */
 
-/* Set @most_bytes to the largest bytes live at once of each site; 0 is the site of blocks without one. -ENOMEM. */
-static int sites_measure(const struct lade_trace *trace, uint64_t *most_bytes)
+/* Set @max_bytes to the largest bytes live at once of each site; 0 is the site of blocks without one. -ENOMEM. */
+static int sites_measure(const struct lade_trace *trace, uint64_t *max_bytes)
 {
   uint64_t *now = calloc((size_t)trace->sites.n + 1, sizeof(*now));
   for (int i = 0; i < trace->events.n && now; i++) {
     const struct lade_trace_event *event = &trace->events.items[i];
     const struct lade_trace_block *block = &trace->blocks.items[event->block];
     now[block->site] += event->is_free ? -block->bytes : block->bytes;
-    most_bytes[block->site] = LADE_MAX(most_bytes[block->site], now[block->site]);
+    max_bytes[block->site] = LADE_MAX(max_bytes[block->site], now[block->site]);
   }
   free(now);
   return now ? 0 : -ENOMEM;
 }
 
-/* Give each of the largest sites a group, and name the groups that have blocks. @most_bytes is used up. */
-static void groups_choose(struct trace_page *page, uint64_t *most_bytes)
+/* Give each of the largest sites a group, and name the groups that have blocks. @max_bytes is used up. */
+static void groups_choose(struct trace_page *page, uint64_t *max_bytes)
 {
   const int n_sites = page->trace->sites.n;
-  if (most_bytes[0])
+  if (max_bytes[0])
     page->names[GROUP_UNKNOWN] = n_sites ? "unknown: before the history, or without frames" : "live";
   page->group_of[0] = GROUP_UNKNOWN;
   for (int i = 1; i <= n_sites; i++)
     page->group_of[i] = GROUP_OTHERS;
-  for (int group = 0; group < LADE_MIN(GROUPS_MOST, n_sites); group++) {
+  for (int group = 0; group < LADE_MIN(GROUPS_MAX, n_sites); group++) {
     int largest = 1;
     for (int i = 2; i <= n_sites; i++)
-      if (most_bytes[i] > most_bytes[largest])
+      if (max_bytes[i] > max_bytes[largest])
         largest = i;
     page->group_of[largest] = group;
     page->names[group] = page->trace->sites.items[largest - 1];
-    most_bytes[largest] = 0;
+    max_bytes[largest] = 0;
   }
-  if (n_sites > GROUPS_MOST)
+  if (n_sites > GROUPS_MAX)
     page->names[GROUP_OTHERS] = "other call sites";
 }
 
@@ -109,20 +109,20 @@ static void groups_sum(struct trace_page *page)
 static int page_make(struct trace_page *page)
 {
   int status = memory_columns_make(page->plot, COLUMNS, &page->columns);
-  uint64_t *most_bytes = calloc((size_t)page->trace->sites.n + 1, sizeof(*most_bytes));
+  uint64_t *max_bytes = calloc((size_t)page->trace->sites.n + 1, sizeof(*max_bytes));
   page->group_of = calloc((size_t)page->trace->sites.n + 1, sizeof(*page->group_of));
   page->group_bytes = calloc((size_t)page->columns.n + 1, sizeof(*page->group_bytes));
-  if (!status && (!most_bytes || !page->group_of || !page->group_bytes))
+  if (!status && (!max_bytes || !page->group_of || !page->group_bytes))
     status = -ENOMEM;
   if (!status)
-    status = sites_measure(page->trace, most_bytes);
+    status = sites_measure(page->trace, max_bytes);
   if (!status) {
-    groups_choose(page, most_bytes);
+    groups_choose(page, max_bytes);
     groups_sum(page);
     status = lade_trace_holders(page->trace, &page->holders);
     page->n_holders = LADE_MAX(status, 0);
   }
-  free(most_bytes);
+  free(max_bytes);
   return LADE_MIN(status, 0);
 }
 
@@ -138,7 +138,7 @@ static void page_finish(struct trace_page *page)
 
 static double y_of(const struct plane *plane, uint64_t bytes)
 {
-  return plane->top + plane->height * (1 - (double)bytes / (double)LADE_MAX(plane->most_bytes, 1));
+  return plane->top + plane->height * (1 - (double)bytes / (double)LADE_MAX(plane->max_bytes, 1));
 }
 
 /* Write the corners of a staircase of @n steps over the width of a drawing. */
@@ -177,7 +177,7 @@ static void axes_write(const struct trace_page *page, const struct plane *plane)
 {
   char size[32];
   for (int i = 0; i <= TICKS; i++) {
-    const uint64_t bytes = (uint64_t)((double)plane->most_bytes * i / TICKS);
+    const uint64_t bytes = (uint64_t)((double)plane->max_bytes * i / TICKS);
     const double y = y_of(plane, bytes);
     fprintf(page->file, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", LEFT, LEFT + COLUMNS,
             y, y);
@@ -205,7 +205,7 @@ static void groups_draw(const struct trace_page *page, const struct plane *plane
 static void calls_draw(const struct trace_page *page)
 {
   const struct memory_columns *columns = &page->columns;
-  const struct plane plane = {TOP, HEIGHT, columns->most_bytes};
+  const struct plane plane = {TOP, HEIGHT, columns->max_bytes};
   svg_begin(page->file, TOP + HEIGHT + FOOT);
   axes_write(page, &plane);
   groups_draw(page, &plane);
@@ -226,7 +226,7 @@ static void calls_draw(const struct trace_page *page)
 
 /* The live bytes of one queue over time. */
 struct queue_row {
-  uint64_t most_bytes[COLUMNS];
+  uint64_t max_bytes[COLUMNS];
   uint64_t now_bytes;
   int column; /* the last that is filled */
 };
@@ -234,14 +234,14 @@ struct queue_row {
 static void row_advance(struct queue_row *row, int column)
 {
   while (row->column < column)
-    row->most_bytes[++row->column] = row->now_bytes;
+    row->max_bytes[++row->column] = row->now_bytes;
 }
 
 /* Fill a row for each queue from @first_time to @last_time. Return the largest value. */
 static uint64_t rows_fill(const struct lade_trace *trace, uint64_t first_time, uint64_t last_time,
                           struct queue_row *rows)
 {
-  uint64_t most_bytes = 0;
+  uint64_t max_bytes = 0;
   for (int i = 0; i < trace->events.n; i++) {
     const struct lade_trace_event *event = &trace->events.items[i];
     const struct lade_trace_block *block = &trace->blocks.items[event->block];
@@ -249,28 +249,28 @@ static uint64_t rows_fill(const struct lade_trace *trace, uint64_t first_time, u
     struct queue_row *row = &rows[block->queue];
     row_advance(row, LADE_MIN((int)(part * COLUMNS), COLUMNS - 1));
     row->now_bytes += event->is_free ? -block->bytes : block->bytes;
-    row->most_bytes[row->column] = LADE_MAX(row->most_bytes[row->column], row->now_bytes);
-    most_bytes = LADE_MAX(most_bytes, row->now_bytes);
+    row->max_bytes[row->column] = LADE_MAX(row->max_bytes[row->column], row->now_bytes);
+    max_bytes = LADE_MAX(max_bytes, row->now_bytes);
   }
   for (int queue = 0; queue < trace->n_queues; queue++)
     row_advance(&rows[queue], COLUMNS - 1);
-  return most_bytes;
+  return max_bytes;
 }
 
-static void rows_draw(const struct trace_page *page, const struct queue_row *rows, uint64_t most_bytes)
+static void rows_draw(const struct trace_page *page, const struct queue_row *rows, uint64_t max_bytes)
 {
   char size[32], name[32];
   svg_begin(page->file, page->trace->n_queues * (ROW_HEIGHT + 8) + 8);
   for (int queue = 0; queue < page->trace->n_queues; queue++) {
-    const struct plane plane = {8 + queue * (ROW_HEIGHT + 8), ROW_HEIGHT, most_bytes};
+    const struct plane plane = {8 + queue * (ROW_HEIGHT + 8), ROW_HEIGHT, max_bytes};
     uint64_t row_bytes = 0;
     for (int column = 0; column < COLUMNS; column++)
-      row_bytes = LADE_MAX(row_bytes, rows[queue].most_bytes[column]);
+      row_bytes = LADE_MAX(row_bytes, rows[queue].max_bytes[column]);
     snprintf(name, sizeof(name), "queue %d", queue);
     fprintf(page->file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>\n<text x=\"%d\" y=\"%d\" "
                         "text-anchor=\"end\">%s</text>\n", LEFT - 6, plane.top + 16, name, LEFT - 6, plane.top + 32,
             lade_size_format(row_bytes, size, sizeof(size)));
-    area_write(page->file, &plane, rows[queue].most_bytes, COLUMNS, "#4e79a7", name);
+    area_write(page->file, &plane, rows[queue].max_bytes, COLUMNS, "#4e79a7", name);
   }
   fputs("</svg>\n", page->file);
 }
@@ -346,7 +346,7 @@ static void sites_write(const struct trace_page *page)
         "<th>of the peak</th></tr>\n", page->file);
   for (int i = 0; i < page->n_holders; i++) {
     const struct lade_trace_holder *holder = &page->holders[i];
-    if (i >= HOLDERS_MOST) {
+    if (i >= HOLDERS_MAX) {
       others.n_blocks += holder->n_blocks;
       others.bytes += holder->bytes;
       continue;
@@ -364,12 +364,12 @@ static void sites_write(const struct trace_page *page)
 }
 
 /* Insert block @i into the @n largest ones of @held, largest first. Return their new number. */
-static int block_insert(const struct lade_trace *trace, int held[HOLDERS_MOST], int n, int i)
+static int block_insert(const struct lade_trace *trace, int held[HOLDERS_MAX], int n, int i)
 {
   const uint64_t bytes = trace->blocks.items[i].bytes;
-  if (n == HOLDERS_MOST && trace->blocks.items[held[n - 1]].bytes >= bytes)
+  if (n == HOLDERS_MAX && trace->blocks.items[held[n - 1]].bytes >= bytes)
     return n;
-  int at = n < HOLDERS_MOST ? n++ : n - 1;
+  int at = n < HOLDERS_MAX ? n++ : n - 1;
   for (; at > 0 && trace->blocks.items[held[at - 1]].bytes < bytes; at--)
     held[at] = held[at - 1];
   held[at] = i;
@@ -396,7 +396,7 @@ static void block_write(const struct trace_page *page, int i)
 static void blocks_write(const struct trace_page *page)
 {
   const struct lade_trace *trace = page->trace;
-  int held[HOLDERS_MOST], n = 0, n_live = 0;
+  int held[HOLDERS_MAX], n = 0, n_live = 0;
   for (int i = 0; i < trace->blocks.n; i++) {
     const struct lade_trace_block *block = &trace->blocks.items[i];
     if (block->first > trace->peak_event || block->last <= trace->peak_event)

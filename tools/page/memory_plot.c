@@ -23,8 +23,8 @@ static int eighths_get(uint64_t bytes, double from_bytes, double to_bytes)
 static void row_print(const struct memory_columns *columns, int n_lines, int row, bool has_blocks, FILE *file)
 {
   static const char *const blocks[EIGHTHS + 1] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-  double from_bytes = (double)columns->most_bytes * row / TEXT_ROWS;
-  double to_bytes = (double)columns->most_bytes * (row + 1) / TEXT_ROWS;
+  double from_bytes = (double)columns->max_bytes * row / TEXT_ROWS;
+  double to_bytes = (double)columns->max_bytes * (row + 1) / TEXT_ROWS;
   for (int i = 0; i < columns->n; i++) {
     int live = eighths_get(columns->live_bytes[i], from_bytes, to_bytes);
     int reserved = n_lines ? eighths_get(columns->reserved_bytes[i], from_bytes, to_bytes) : 0;
@@ -49,7 +49,7 @@ int memory_plot_print(const struct memory_plot *plot, FILE *file)
   fputc('\n', file);
   for (int row = TEXT_ROWS - 1; row >= 0; row--) {
     bool is_top = row == TEXT_ROWS - 1;
-    fprintf(file, "%11s %s", is_top ? lade_size_format(columns.most_bytes, size, sizeof(size)) : row ? "" : "0",
+    fprintf(file, "%11s %s", is_top ? lade_size_format(columns.max_bytes, size, sizeof(size)) : row ? "" : "0",
             has_blocks ? "│" : "|");
     row_print(&columns, first.n_lines, row, has_blocks, file);
   }

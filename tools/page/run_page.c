@@ -17,7 +17,7 @@
 
 #include "base/file.h"
 
-#define HOLDERS_MOST 20 /* lines of the table of largest buffers */
+#define HOLDERS_MAX 20 /* lines of the table of largest buffers */
 enum { COLUMNS = 960, HEIGHT = 360, LEFT = 110, TOP = 10, ROW = 12 };
 
 static const char *const owner_colors[LADE_N_OWNERS] = {"#4e79a7", "#f28e2b", "#59a14f", "#76b7b2", "#edc948",
@@ -40,7 +40,7 @@ struct run_page {
 static void memory_sum(struct run_page *page, int64_t (*change)[LADE_N_OWNERS])
 {
   const struct lade_program *program = page->program;
-  uint64_t now[LADE_N_OWNERS] = {0}, most = 0;
+  uint64_t now[LADE_N_OWNERS] = {0}, max = 0;
   int column_before = -1;
   for (int b = 0; b < program->n_buffers; b++) {
     const struct lade_buffer *buffer = &program->buffers[b];
@@ -54,8 +54,8 @@ static void memory_sum(struct run_page *page, int64_t (*change)[LADE_N_OWNERS])
     uint64_t sum = 0;
     for (int owner = 0; owner < LADE_N_OWNERS; owner++)
       sum += now[owner] += (uint64_t)change[i][owner];
-    if (column != column_before || sum > most) {
-      most = sum;
+    if (column != column_before || sum > max) {
+      max = sum;
       memcpy(page->bytes[column], now, sizeof(now));
     }
     if (sum > page->peak_bytes) {
@@ -171,16 +171,16 @@ static int tensor_in(const struct lade_program *program, int b)
 }
 
 /* List in @held the largest buffers that are live at the peak, largest first. Return their number. */
-static int holders_find(const struct run_page *page, int held[HOLDERS_MOST])
+static int holders_find(const struct run_page *page, int held[HOLDERS_MAX])
 {
   const struct lade_buffer *buffers = page->program->buffers;
   int n = 0;
   for (int b = 0; b < page->program->n_buffers; b++) {
     if (buffers[b].space != LADE_DEVICE || buffers[b].first > page->peak || buffers[b].last < page->peak)
       continue;
-    if (n == HOLDERS_MOST && buffers[held[n - 1]].bytes >= buffers[b].bytes)
+    if (n == HOLDERS_MAX && buffers[held[n - 1]].bytes >= buffers[b].bytes)
       continue;
-    int at = n < HOLDERS_MOST ? n++ : n - 1;
+    int at = n < HOLDERS_MAX ? n++ : n - 1;
     for (; at > 0 && buffers[held[at - 1]].bytes < buffers[b].bytes; at--)
       held[at] = held[at - 1];
     held[at] = b;
@@ -190,7 +190,7 @@ static int holders_find(const struct run_page *page, int held[HOLDERS_MOST])
 
 static void holders_write(FILE *file, const struct run_page *page)
 {
-  int held[HOLDERS_MOST], n = holders_find(page, held);
+  int held[HOLDERS_MAX], n = holders_find(page, held);
   char size[32], name[LADE_NAME_BYTES + 16];
   fprintf(file, "<h2>Largest buffers at the peak, instruction %d</h2>\n<table class=\"holders\">\n"
                 "<tr><th>value</th><th>owner</th><th>bytes</th><th></th><th>instructions</th></tr>\n", page->peak + 1);

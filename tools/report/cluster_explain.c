@@ -268,13 +268,13 @@ static void bound_explain(const struct cluster_plan *plan, FILE *file)
   const double ideal = plan->cost.hardware_flops / ranks / plan->job->cluster->peak_flops_per_s * 1e9 / step;
   const double parts[] = {plan->cost.bubble, plan->cost.exposed, plan->cost.update_ns / step, ideal};
   static const char *const names[] = {"the pipeline's bubble", "communication", "the update", "arithmetic"};
-  size_t most = 0;
+  size_t max = 0;
   for (size_t i = 1; i < LADE_COUNT(parts); i++)
-    most = parts[i] > parts[most] ? i : most;
+    max = parts[i] > parts[max] ? i : max;
   fprintf(file, "Bound. Of the step, %.3g %% would do at the data sheet's rate, %.3g %% idles in the bubble, %.3g "
           "%% waits "
           "for communication, %.3g %% updates; the rest is kernels below the data sheet's rate. %s is the largest "
-          "part; memory is %.3g %% full.\n", 100 * ideal, 100 * parts[0], 100 * parts[1], 100 * parts[2], names[most],
+          "part; memory is %.3g %% full.\n", 100 * ideal, 100 * parts[0], 100 * parts[1], 100 * parts[2], names[max],
           100 * (double)plan->peak_bytes / (double)plan->budget_bytes);
 }
 

@@ -123,7 +123,7 @@ static json_t *deepspeed_zero(const struct cluster_plan *plan, const struct expo
     json_object_set_new(zero, "overlap_comm", json_true());
   if (is_state_on_host(plan))
     json_object_set_new(zero, "offload_optimizer", json_pack("{s:s, s:b}", "device", "cpu", "pin_memory", 1));
-  if (plan->layout.zero == LADE_ZERO_MOST && sizes->shard < sizes->dp)
+  if (plan->layout.zero == LADE_ZERO_MAX && sizes->shard < sizes->dp)
     json_object_set_new(zero, "zero_hpz_partition_size", json_integer(sizes->shard));
   return zero;
 }
@@ -149,7 +149,7 @@ static void deepspeed_export(const struct cluster_plan *plan, FILE *file)
         sizes.pp);
   if (plan->layout.zero && sizes.shard < sizes.dp)
     fprintf(file, "// shard %d of %d replicas: DeepSpeed shards state over all of them%s\n", sizes.shard, sizes.dp,
-            plan->layout.zero == LADE_ZERO_MOST ? ", and gathers parameters from copies in groups of so many" : "");
+            plan->layout.zero == LADE_ZERO_MAX ? ", and gathers parameters from copies in groups of so many" : "");
   if (is_state_on_host(plan) && !plan->layout.zero)
     fprintf(file, "// optimizer state on the host needs ZeRO 1 or more in DeepSpeed\n");
   residency_export(plan, "//", "DeepSpeed", file);
@@ -228,7 +228,7 @@ static void torchtitan_parallelism(const struct cluster_plan *plan, const char *
   if (sizes.cp > 1)
     fprintf(file, "%scontext_parallel_degree = %d # parameters are sharded over these ranks too\n", prefix, sizes.cp);
   fprintf(file, "%sfsdp_reshard_after_forward = \"%s\"\n%stensor_parallel_degree = %d\n", prefix,
-          plan->layout.zero == LADE_ZERO_MOST ? "always" : "never", prefix, sizes.tp);
+          plan->layout.zero == LADE_ZERO_MAX ? "always" : "never", prefix, sizes.tp);
   torchtitan_pipeline(plan, prefix, mark, file);
   if (plan->layout.zero == 1 || plan->layout.zero == 2)
     fprintf(file, "%s ZeRO %d: fully_shard shards gradients and parameters too; without resharding it sends the same\n",
@@ -303,11 +303,11 @@ static void fsdp2_export(const struct cluster_plan *plan, FILE *file)
   fprintf(file, "    fully_shard(block, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy, "
           "reshard_after_forward=%s)\n"
           "fully_shard(model, mesh=mesh[\"replicate\", \"shard\"], mp_policy=policy)\n",
-          plan->layout.zero == LADE_ZERO_MOST ? "True" : "False");
+          plan->layout.zero == LADE_ZERO_MAX ? "True" : "False");
   if (is_state_on_host(plan))
     fprintf(file, "# optimizer state on the host: offload_policy=CPUOffloadPolicy() moves parameters and gradients "
             "too\n");
-  if (plan->layout.zero < LADE_ZERO_MOST)
+  if (plan->layout.zero < LADE_ZERO_MAX)
     fprintf(file, "# the plan has ZeRO %d: fully_shard shards parameters and gradients as well\n", plan->layout.zero);
   fprintf(file, "# %d microbatches of %lld: model.set_requires_gradient_sync(False) on all but the last%s\n",
           sizes.n_microbatches, (long long)plan->micro_batch, plan->layout.zero >= 2 ? " needs whole gradients" : "");

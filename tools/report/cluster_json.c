@@ -67,7 +67,7 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
                       json_boolean(layout->is_sequence &&
                                    lade_software_overlaps_tensor(plan->job, plan->share.software)));
   json_object_set_new(object, "eager", json_boolean(lade_software_is_eager(plan->job, plan->share.software)));
-  json_object_set_new(object, "late_gathers", json_boolean(layout->zero == LADE_ZERO_MOST &&
+  json_object_set_new(object, "late_gathers", json_boolean(layout->zero == LADE_ZERO_MAX &&
                                    lade_software_gathers_late(plan->job, plan->share.software)));
   json_object_set_new(object, "scattered_sends",
                       json_boolean(lade_layout_sends_scattered(plan->job, layout, plan->micro_batch)));

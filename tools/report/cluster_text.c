@@ -64,7 +64,7 @@ void cluster_given_print(const struct cluster_plan *plan, FILE *file)
             software_title(plan->share.software));
   if (plan->layout.is_sequence && lade_software_overlaps_tensor(plan->job, plan->share.software))
     fprintf(file, "overlap       collectives beside products are a price: no program of Lade has them\n");
-  if (plan->layout.zero == LADE_ZERO_MOST && lade_software_gathers_late(plan->job, plan->share.software))
+  if (plan->layout.zero == LADE_ZERO_MAX && lade_software_gathers_late(plan->job, plan->share.software))
     fprintf(file, "gathers       late ones are a price: no program of Lade has them\n");
   cluster_residency_print(plan, file);
   if (plan->options->n_train_tokens > 0) {

@@ -22,11 +22,11 @@ enum { AREA_WIDTH = 720, AREA_HEIGHT = 400, AREA_LEFT = 80, AREA_TOP = 50, AREA_
 
 #define CURVE_COLOR "#2471a3"
 #define BOUND_COLOR "#c0392b"
-#define RATIO_LEAST 0.01 /* of the axis of time, so that a frontier without any slowdown has one */
+#define RATIO_MIN 0.01 /* of the axis of time, so that a frontier without any slowdown has one */
 
 struct plot_axes {
-  uint64_t least_bytes, most_bytes;
-  double most_ratio; /* the axis begins at 1 */
+  uint64_t min_bytes, max_bytes;
+  double max_ratio; /* the axis begins at 1 */
   double base_ns;
 };
 
@@ -37,23 +37,23 @@ static double ratio_of(const struct plot_axes *axes, int64_t ns)
 
 static struct plot_axes axes_make(const struct frontier_plot *plot)
 {
-  struct plot_axes axes = {.least_bytes = plot->points[0].budget_bytes,
-                           .most_bytes = plot->points[plot->n_points - 1].budget_bytes,
-                           .most_ratio = 1 + RATIO_LEAST, .base_ns = (double)plot->base_ns};
+  struct plot_axes axes = {.min_bytes = plot->points[0].budget_bytes,
+                           .max_bytes = plot->points[plot->n_points - 1].budget_bytes,
+                           .max_ratio = 1 + RATIO_MIN, .base_ns = (double)plot->base_ns};
   for (int i = 0; i < plot->n_points; i++)
-    axes.most_ratio = LADE_MAX(axes.most_ratio, ratio_of(&axes, plot->points[i].predicted_step_ns));
+    axes.max_ratio = LADE_MAX(axes.max_ratio, ratio_of(&axes, plot->points[i].predicted_step_ns));
   return axes;
 }
 
 static double x_of(const struct plot_axes *axes, uint64_t bytes)
 {
-  const double range = (double)(axes->most_bytes - axes->least_bytes);
-  return AREA_LEFT + (range > 0 ? AREA_WIDTH * (double)(bytes - axes->least_bytes) / range : AREA_WIDTH / 2.0);
+  const double range = (double)(axes->max_bytes - axes->min_bytes);
+  return AREA_LEFT + (range > 0 ? AREA_WIDTH * (double)(bytes - axes->min_bytes) / range : AREA_WIDTH / 2.0);
 }
 
 static double y_of(const struct plot_axes *axes, double ratio)
 {
-  return AREA_TOP + AREA_HEIGHT * (1 - (ratio - 1) / (axes->most_ratio - 1));
+  return AREA_TOP + AREA_HEIGHT * (1 - (ratio - 1) / (axes->max_ratio - 1));
 }
 
 static void axes_write(FILE *file, const struct plot_axes *axes)
@@ -61,14 +61,14 @@ static void axes_write(FILE *file, const struct plot_axes *axes)
   const int bottom = AREA_TOP + AREA_HEIGHT, right = AREA_LEFT + AREA_WIDTH;
   char size[32];
   for (int i = 0; i <= TICKS; i++) {
-    const double ratio = 1 + (axes->most_ratio - 1) * i / TICKS, y = y_of(axes, ratio);
+    const double ratio = 1 + (axes->max_ratio - 1) * i / TICKS, y = y_of(axes, ratio);
     fprintf(file, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", AREA_LEFT, right, y, y);
     fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.3f</text>\n", AREA_LEFT - 8, y + 4, ratio);
   }
-  const uint64_t range = axes->most_bytes - axes->least_bytes;
+  const uint64_t range = axes->max_bytes - axes->min_bytes;
   for (int i = 0; i <= (range ? TICKS : 0); i++) {
-    const uint64_t bytes = axes->least_bytes + (uint64_t)((double)range * i / TICKS);
-    const double x = x_of(axes, LADE_MIN(bytes, axes->most_bytes));
+    const uint64_t bytes = axes->min_bytes + (uint64_t)((double)range * i / TICKS);
+    const double x = x_of(axes, LADE_MIN(bytes, axes->max_bytes));
     fprintf(file, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"#ddd\"/>\n", x, x, AREA_TOP, bottom);
     fprintf(file, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", x, bottom + 20,
             lade_size_format(bytes, size, sizeof(size)));

@@ -17,10 +17,10 @@ void frontier_point_relax(struct frontier_point *point, const struct frontier_po
   point->bound_ns = own.bound_ns;
 }
 
-uint64_t frontier_budget(uint64_t least, uint64_t most, int i)
+uint64_t frontier_budget(uint64_t min, uint64_t max, int i)
 {
-  const uint64_t range = most - least, n = FRONTIER_POINTS_MOST - 1;
-  return least + range / n * (uint64_t)i + range % n * (uint64_t)i / n;
+  const uint64_t range = max - min, n = FRONTIER_POINTS_MAX - 1;
+  return min + range / n * (uint64_t)i + range % n * (uint64_t)i / n;
 }
 
 void frontier_points_print(const struct frontier_point *points, int n_points, int64_t base_ns)

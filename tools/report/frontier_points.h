@@ -7,7 +7,7 @@
 
 #include "tools/report/frontier_plot.h"
 
-enum { FRONTIER_POINTS_MOST = 16 };
+enum { FRONTIER_POINTS_MAX = 16 };
 
 /*
  * Let @point be the faster one of its own plan and that of @before, a smaller budget: the plan of the smaller budget
@@ -15,8 +15,8 @@ enum { FRONTIER_POINTS_MOST = 16 };
  */
 void frontier_point_relax(struct frontier_point *point, const struct frontier_point *before);
 
-/* Return budget @i of FRONTIER_POINTS_MOST in equal steps from @least to @most. */
-uint64_t frontier_budget(uint64_t least, uint64_t most, int i);
+/* Return budget @i of FRONTIER_POINTS_MAX in equal steps from @min to @max. */
+uint64_t frontier_budget(uint64_t min, uint64_t max, int i);
 
 /* Print a table with a line for each point. */
 void frontier_points_print(const struct frontier_point *points, int n_points, int64_t base_ns);

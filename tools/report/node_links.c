@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SWITCHES_MOST 64 /* more than any node has */
+#define SWITCHES_MAX 64 /* more than any node has */
 
 /* Read the first line of @path, "" if there is none. */
 static void line_read(const char *path, char *ret_line, int line_bytes)
@@ -64,7 +64,7 @@ void node_links_find(const char *root, struct node_links *ret_links)
   }
   if (devices)
     closedir(devices);
-  for (int i = 0; i < SWITCHES_MOST; i++) {
+  for (int i = 0; i < SWITCHES_MAX; i++) {
     snprintf(path, sizeof(path), "%s/dev/nvidia-nvswitch%d", root, i);
     links.n_nvswitches += access(path, F_OK) == 0;
   }

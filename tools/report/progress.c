@@ -18,7 +18,7 @@
 #define TERMINAL_PERIOD_NS 100000000   /* ten updates a second are as many as a user can read */
 #define FILE_PERIOD_NS 10000000000
 #define NOTE_AFTER_NS 2000000000       /* work that ends sooner needs no line in a file */
-#define BLAME_LEAST 0.01 /* share of the step; a smaller stall names no queue */
+#define BLAME_MIN 0.01 /* share of the step; a smaller stall names no queue */
 
 void progress_init(struct progress *progress, bool is_quiet, int64_t first_step, int64_t n_steps)
 {
@@ -70,7 +70,7 @@ static void line_format(const struct progress *progress, const struct lade_sessi
   int blamed = LADE_Q_COMPUTE;
   for (int queue = 0; queue < LADE_N_QUEUES; queue++)
     blamed = report->stall_ns[queue] > report->stall_ns[blamed] ? queue : blamed;
-  if (blamed != LADE_Q_COMPUTE && (double)report->stall_ns[blamed] > BLAME_LEAST * wall_ns)
+  if (blamed != LADE_Q_COMPUTE && (double)report->stall_ns[blamed] > BLAME_MIN * wall_ns)
     snprintf(stall, sizeof(stall), " (%s)", lade_queue_name((enum lade_queue_id)blamed));
   snprintf(line, line_bytes, "step %lld/%lld%s  %.0f tokens/s  ETA %s  peak %s of %s  stall %.0f %%%s%s",
            (long long)report->step + 1, (long long)progress->n_steps, loss,

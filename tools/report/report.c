@@ -14,7 +14,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 
-#define HISTORY_MOST 65536 /* steps of which medians are taken: some MB */
+#define HISTORY_MAX 65536 /* steps of which medians are taken: some MB */
 #define RESULT_DIGITS 9 /* of a printed result; logs have all 17 */
 #define SCREEN_COLUMNS 100
 #define ENTRY_COLUMNS 40 /* width of one axis's bytes and calls, with its name */
@@ -24,7 +24,7 @@
 
 int history_init(struct history *history, int64_t n_steps)
 {
-  *history = (struct history){.capacity = LADE_MAX(1, LADE_MIN(n_steps, HISTORY_MOST))};
+  *history = (struct history){.capacity = LADE_MAX(1, LADE_MIN(n_steps, HISTORY_MAX))};
   for (int i = 0; i < HISTORY_COLUMNS; i++) {
     history->ns[i] = calloc((size_t)history->capacity, sizeof(*history->ns[i]));
     if (!history->ns[i])
@@ -232,12 +232,12 @@ static json_t *peaks_json(const uint64_t *peaks, int n)
   return list;
 }
 
-static uint64_t most_of(const uint64_t *peaks, int n)
+static uint64_t max_of(const uint64_t *peaks, int n)
 {
-  uint64_t most = 0;
+  uint64_t max = 0;
   for (int rank = 0; rank < n; rank++)
-    most = LADE_MAX(most, peaks[rank]);
-  return most;
+    max = LADE_MAX(max, peaks[rank]);
+  return max;
 }
 
 void comm_set(json_t *object, const struct lade_session_info *info)
@@ -276,8 +276,8 @@ static void ranks_set(json_t *object, const struct summary *summary)
   json_object_set_new(object, "deciding_ranks", json_integer(summary->info.n_plan_leaders));
   json_object_set_new(object, "planned_peak_bytes_by_rank", peaks_json(summary->planned_peaks, n));
   json_object_set_new(object, "measured_peak_bytes_by_rank", peaks_json(summary->measured_peaks, n));
-  json_object_set_new(object, "planned_peak_bytes", json_bytes(most_of(summary->planned_peaks, n)));
-  json_object_set_new(object, "measured_peak_bytes", json_bytes(most_of(summary->measured_peaks, n)));
+  json_object_set_new(object, "planned_peak_bytes", json_bytes(max_of(summary->planned_peaks, n)));
+  json_object_set_new(object, "measured_peak_bytes", json_bytes(max_of(summary->measured_peaks, n)));
 }
 
 json_t *summary_json(const struct summary *summary)
@@ -370,9 +370,9 @@ static void memory_print(const struct summary *summary, FILE *file)
   const bool has_peaks = summary->planned_peaks;
   char a[32], b[32], c[32];
   fprintf(file, "memory        planned peak %s, measured %s, of %s%s\n",
-          lade_size_format(has_peaks ? most_of(summary->planned_peaks, n) : info->plan->peak_bytes[LADE_DEVICE], a,
+          lade_size_format(has_peaks ? max_of(summary->planned_peaks, n) : info->plan->peak_bytes[LADE_DEVICE], a,
                            sizeof(a)),
-          lade_size_format(has_peaks ? most_of(summary->measured_peaks, n) : info->measured_peak_bytes, b, sizeof(b)),
+          lade_size_format(has_peaks ? max_of(summary->measured_peaks, n) : info->measured_peak_bytes, b, sizeof(b)),
           lade_size_format(info->budget_bytes, c, sizeof(c)), has_peaks ? "; the most of any rank's" : "");
   outside_print(info, file);
   fprintf(file, "              unconstrained %s, smallest budget %s, lower bound %s\n",

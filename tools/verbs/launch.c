@@ -62,15 +62,15 @@
 #include "tools/job/resume_command.h"
 #include "tools/job/subprocess.h"
 
-#define RANKS_MOST 4096 /* on one machine */
-#define RESTARTS_MOST 1000000 /* practically without a bound */
-#define ARGUMENTS_MOST 32     /* of mpirun, before the command */
+#define RANKS_MAX 4096 /* on one machine */
+#define RESTARTS_MAX 1000000 /* practically without a bound */
+#define ARGUMENTS_MAX 32     /* of mpirun, before the command */
 #define POLL_MS 20 /* between two checks if mpirun has ended or a step has begun */
 #define LOOK_NS 1000000000 /* between two looks at processes, each of which reads all of /proc */
 #define GRACE_S 10 /* time for mpirun to end; it kills ranks after 2 s */
 
 struct launch {
-  int n_ranks, n_restarts_most;
+  int n_ranks, n_restarts_max;
   int n_asked; /* ranks of the first start; --elastic may use fewer later */
   int n_left;  /* ranks not lost; a layout may leave some unused that the next layout uses */
   struct lade_layout_params asked; /* layout of the first start, once the ranks have reported it */
@@ -112,13 +112,13 @@ static int usage_fail(const char *text)
   return exit_fail("launch", -EINVAL, &error);
 }
 
-/* Return @text as a whole number from @least to @most; -1: it is none. */
-static int number_parse(const char *text, int least, int most)
+/* Return @text as a whole number from @min to @max; -1: it is none. */
+static int number_parse(const char *text, int min, int max)
 {
   char *end;
   errno = 0;
   long n = text ? strtol(text, &end, 10) : -1;
-  return !text || end == text || *end || errno || n < least || n > most ? -1 : (int)n;
+  return !text || end == text || *end || errno || n < min || n > max ? -1 : (int)n;
 }
 
 /* Write this program's path into @path if @name is one of its verbs that ranks can share. */
@@ -139,7 +139,7 @@ static bool verb_has_reports(char *const *words)
 
 /* ---- one start ---- */
 
-/* Fill in mpirun's command line; @arguments has ARGUMENTS_MOST entries besides the command's. */
+/* Fill in mpirun's command line; @arguments has ARGUMENTS_MAX entries besides the command's. */
 static void arguments_fill(const struct launch *launch, bool is_crowded, const char *n_text, const char **arguments)
 {
   static const char *const always[] = {"mpirun", "--oversubscribe", /* slots are cores; this process counts threads */
@@ -165,7 +165,7 @@ static void arguments_fill(const struct launch *launch, bool is_crowded, const c
     arguments[n++] = "--allow-run-as-root";
   arguments[n++] = "-n";
   arguments[n++] = n_text;
-  LADE_ASSERT(n < ARGUMENTS_MOST);
+  LADE_ASSERT(n < ARGUMENTS_MAX);
   memcpy(arguments + n, launch->command, (size_t)launch->n_command * sizeof(*arguments));
 }
 
@@ -201,7 +201,7 @@ static int mpirun_start(struct launch *launch, pid_t *ret_child)
 {
   const bool is_crowded = launch->n_ranks > lade_cpu_count();
   char n_text[16];
-  const char **arguments = calloc((size_t)(ARGUMENTS_MOST + launch->n_command), sizeof(*arguments));
+  const char **arguments = calloc((size_t)(ARGUMENTS_MAX + launch->n_command), sizeof(*arguments));
   if (!arguments)
     return -ENOMEM;
   snprintf(n_text, sizeof(n_text), "%d", launch->n_ranks);
@@ -226,7 +226,7 @@ static void loss_print(const struct launch *launch, struct loss *loss, int64_t f
 {
   char text[200];
   snprintf(text, sizeof(text), "restart %d of %d, %d rank%s, continues after step %lld: %lld steps and %.1f s lost",
-           launch->table->n_restarts, launch->n_restarts_most, launch->n_ranks, launch->n_ranks == 1 ? "" : "s",
+           launch->table->n_restarts, launch->n_restarts_max, launch->n_ranks, launch->n_ranks == 1 ? "" : "s",
            (long long)first, (long long)LADE_MAX(loss->n_steps - first, 0), (double)(begun_ns - loss->since_ns) / 1e9);
   message_print("launch", text);
   loss->is_pending = false;
@@ -383,8 +383,8 @@ static void command_print(const struct launch *launch, const char *place)
 {
   char resume[PATH_MAX + 16];
   fprintf(stderr, "  %s launch -n %d", program_invocation_name, launch->n_asked);
-  if (launch->n_restarts_most)
-    fprintf(stderr, " --max-restarts %d%s", launch->n_restarts_most, launch->is_elastic ? " --elastic" : "");
+  if (launch->n_restarts_max)
+    fprintf(stderr, " --max-restarts %d%s", launch->n_restarts_max, launch->is_elastic ? " --elastic" : "");
   fprintf(stderr, " -- train%s", launch->table->words);
   snprintf(resume, sizeof(resume), "--resume=%s", place);
   word_print(stderr, resume);
@@ -563,7 +563,7 @@ static bool next_plan(struct launch *launch, const struct end *end, struct next 
     launch->asked.world = launch->n_ranks;
     launch->is_asked_known = true;
   }
-  if (!end->is_lost || table->n_restarts >= launch->n_restarts_most)
+  if (!end->is_lost || table->n_restarts >= launch->n_restarts_max)
     return false;
   return !launch->is_elastic || end->signal_number || !ranks_shrink(launch, end, next, error);
 }
@@ -693,12 +693,12 @@ static int option_take(struct launch *launch, char **argv, int *i)
   if (strcmp(option, "--elastic") == 0) {
     launch->is_elastic = true;
   } else if (strcmp(option, "--max-restarts") == 0) {
-    launch->n_restarts_most = number_parse(argv[*i], 0, RESTARTS_MOST);
-    if (launch->n_restarts_most < 0)
+    launch->n_restarts_max = number_parse(argv[*i], 0, RESTARTS_MAX);
+    if (launch->n_restarts_max < 0)
       return usage_fail("--max-restarts needs a number from 0 to 1000000");
     (*i)++;
   } else if (strncmp(option, "-n", 2) == 0) {
-    launch->n_ranks = number_parse(option[2] ? option + 2 : argv[*i], 1, RANKS_MOST);
+    launch->n_ranks = number_parse(option[2] ? option + 2 : argv[*i], 1, RANKS_MAX);
     if (launch->n_ranks < 0)
       return usage_fail("-n needs a number of ranks from 1 to 4096");
     *i += !option[2];
@@ -719,7 +719,7 @@ static int line_read(struct launch *launch, int argc, char **argv, int *ret_firs
     return code;
   if (!launch->n_ranks)
     return usage_fail("the number of ranks is missing: lade launch -n N -- COMMAND");
-  if (launch->is_elastic && !launch->n_restarts_most)
+  if (launch->is_elastic && !launch->n_restarts_max)
     return usage_fail("--elastic needs --max-restarts");
   i += i < argc && strcmp(argv[i], "--") == 0;
   if (i >= argc)

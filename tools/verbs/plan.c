@@ -22,7 +22,7 @@
 #include "tools/verbs/plan_graph.h"
 #include "tools/verbs/plan_ranks.h"
 
-#define COLUMNS_MOST 100 /* of a screen */
+#define COLUMNS_MAX 100 /* of a screen */
 
 struct planning {
   struct options options;
@@ -154,18 +154,18 @@ static void queues_print(const struct planning *planning)
   int column = printf("time          "), n = 0;
   memcpy(busy_ns, planning->info.plan->train->predicted_busy_ns, sizeof(busy_ns));
   for (;;) {
-    int most = 0;
+    int max = 0;
     for (int queue = 1; queue < LADE_N_QUEUES; queue++)
-      most = busy_ns[queue] > busy_ns[most] ? queue : most;
-    if (busy_ns[most] <= 0)
+      max = busy_ns[queue] > busy_ns[max] ? queue : max;
+    if (busy_ns[max] <= 0)
       break;
-    snprintf(word, sizeof(word), "%s%s %s", n ? ", " : "", lade_queue_name((enum lade_queue_id)most),
-             seconds_format((double)busy_ns[most] / 1e9, text, sizeof(text)));
-    if (column + (int)(strlen(word) + strlen(", at once")) > COLUMNS_MOST)
+    snprintf(word, sizeof(word), "%s%s %s", n ? ", " : "", lade_queue_name((enum lade_queue_id)max),
+             seconds_format((double)busy_ns[max] / 1e9, text, sizeof(text)));
+    if (column + (int)(strlen(word) + strlen(", at once")) > COLUMNS_MAX)
       break;
     column += printf("%s", word);
     n++;
-    busy_ns[most] = 0;
+    busy_ns[max] = 0;
   }
   puts(n > 1 ? ", at once" : "");
 }
@@ -348,7 +348,7 @@ static int plan_run(struct planning *planning)
   if (status)
     return status;
   planning->info = planning->ranks.stages[0].info;
-  ranks_plan_most(&planning->ranks, &planning->info);
+  ranks_plan_max(&planning->ranks, &planning->info);
   planning->step = planning->ranks.stages[0].step;
   planning->has_step = planning->info.plan && options->device == DEVICE_DRY;
   if (!option_is_set(options, "rank"))

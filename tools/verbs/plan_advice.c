@@ -5,8 +5,8 @@
  * Estimates were rejected, because the effect of a change on the smallest budget depends on the residency that the
  * planner then finds. The trials cost about as much as the plan itself. So they are made only if the plan does not fit
  * or is slower than the unconstrained step. They end once they have taken as long as the plan, but at least
- * LIMIT_LEAST_NS, of processor time, which other programs do not stretch. A plan that does not fit cannot be used
- * without advice, so its trials have LIMIT_UNFIT_NS at least. A plan that itself took longer than LIMIT_MOST_NS gets no
+ * LIMIT_MIN_NS, of processor time, which other programs do not stretch. A plan that does not fit cannot be used
+ * without advice, so its trials have LIMIT_UNFIT_NS at least. A plan that itself took longer than LIMIT_MAX_NS gets no
  * advice.
  *
  * Without --machine a trial measures the ops that it alone has. Changes of the optimizer's state have none. A smaller
@@ -24,11 +24,11 @@
 #include "base/base.h"
 #include "tools/report/report.h"
 
-#define LIMIT_LEAST_NS INT64_C(1000000000)  /* for trials, however short the plan took */
+#define LIMIT_MIN_NS INT64_C(1000000000)  /* for trials, however short the plan took */
 #define LIMIT_UNFIT_NS INT64_C(5000000000)  /* for trials of a plan that does not fit */
-#define LIMIT_MOST_NS INT64_C(10000000000)  /* of a plan that still gets advice */
-#define TRIALS_MOST 24                      /* more than the changes below */
-#define TP_MOST 8      /* ranks of a tensor parallel group that share fast links */
+#define LIMIT_MAX_NS INT64_C(10000000000)  /* of a plan that still gets advice */
+#define TRIALS_MAX 24                      /* more than the changes below */
+#define TP_MAX 8      /* ranks of a tensor parallel group that share fast links */
 #define FASTER 0.98    /* a change is worth a line if its step takes at most this part of the plan's */
 #define SLOW 1.5       /* more devices are worth a line from this slowdown on */
 #define SMALLER 0.95   /* a change is worth a line if its smallest budget is at most this part of the plan's */
@@ -39,7 +39,7 @@ struct advising {
   bool fits;
   int64_t step_ns;
   int64_t begin_ns, limit_ns;
-  struct advice_item items[TRIALS_MOST];
+  struct advice_item items[TRIALS_MAX];
   int n;
 };
 
@@ -80,7 +80,7 @@ static bool helps(const struct advising *a, const struct advice_item *item)
 static void item_measure(const struct ranks_plan *ranks, int n_before, struct advice_item *item)
 {
   struct lade_session_info info = ranks->stages[0].info;
-  ranks_plan_most(ranks, &info);
+  ranks_plan_max(ranks, &info);
   item->fits = ranks->fits;
   item->min_bytes = info.bounds.min_bytes;
   item->step_ns = ranks->fits ? ranks->step_ns : 0;
@@ -93,7 +93,7 @@ static bool trial(struct advising *a, struct options *changed, const char *chang
   struct ranks_plan ranks;
   struct lade_error error;
   struct advice_item item = {.has_drive = has_drive};
-  if (a->n == TRIALS_MOST || advice_clock() - a->begin_ns > a->limit_ns)
+  if (a->n == TRIALS_MAX || advice_clock() - a->begin_ns > a->limit_ns)
     return false;
   snprintf(item.change, sizeof(item.change), "%s", change);
   changed->is_quiet = true;
@@ -172,7 +172,7 @@ static void zero_try(struct advising *a)
 {
   char change[ADVICE_CHANGE_BYTES];
   bool fits = lade_layout_size(layout_of(a), LADE_AXIS_DP) == 1;
-  for (int zero = layout_of(a)->zero + 1; zero <= LADE_ZERO_MOST && !fits; zero++) {
+  for (int zero = layout_of(a)->zero + 1; zero <= LADE_ZERO_MAX && !fits; zero++) {
     struct options changed = *a->options;
     changed.session.layout.zero = zero;
     snprintf(change, sizeof(change), "--zero %d", zero);
@@ -186,7 +186,7 @@ static void tp_try(struct advising *a)
   const int tp = lade_layout_size(layout_of(a), LADE_AXIS_TP);
   const bool is_slow = a->fits && slowdown(a) > SLOW;
   bool fits = (a->fits && !is_slow) || !is_described(a) || a->info->cost->machine.is_unified;
-  for (int n = 2 * tp; n <= TP_MOST && !fits; n *= 2) {
+  for (int n = 2 * tp; n <= TP_MAX && !fits; n *= 2) {
     struct options changed = *a->options;
     changed.session.layout.tp = n;
     snprintf(change, sizeof(change), "--tp %d", n);
@@ -212,17 +212,17 @@ static int item_compare(const void *x, const void *y)
 
 static bool needs_advice(const struct advising *a, int64_t took_ns)
 {
-  return (!a->fits || FASTER * slowdown(a) > 1) && took_ns <= LIMIT_MOST_NS;
+  return (!a->fits || FASTER * slowdown(a) > 1) && took_ns <= LIMIT_MAX_NS;
 }
 
 void advice_make(const struct options *options, const struct ranks_plan *ranks, int64_t took_ns,
                  struct advice *ret_advice)
 {
   struct lade_session_info info = ranks->stages[0].info;
-  ranks_plan_most(ranks, &info);
+  ranks_plan_max(ranks, &info);
   struct advising a = {.options = options, .info = &info, .fits = ranks->fits, .step_ns = ranks->step_ns,
                        .begin_ns = advice_clock(),
-                       .limit_ns = LADE_MAX(took_ns, ranks->fits ? LIMIT_LEAST_NS : LIMIT_UNFIT_NS)};
+                       .limit_ns = LADE_MAX(took_ns, ranks->fits ? LIMIT_MIN_NS : LIMIT_UNFIT_NS)};
   *ret_advice = (struct advice){.n = 0};
   if (!needs_advice(&a, took_ns))
     return;
@@ -233,7 +233,7 @@ void advice_make(const struct options *options, const struct ranks_plan *ranks, 
   state_try(&a);
   micro_batch_try(&a);
   qsort(a.items, (size_t)a.n, sizeof(*a.items), item_compare);
-  for (int i = 0; i < LADE_MIN(a.n, ADVICE_MOST); i++)
+  for (int i = 0; i < LADE_MIN(a.n, ADVICE_MAX); i++)
     ret_advice->items[ret_advice->n++] = a.items[i];
 }
 
@@ -241,7 +241,7 @@ void advice_make(const struct options *options, const struct ranks_plan *ranks, 
 
 void advice_print(const struct advice *advice, FILE *file)
 {
-  char least[32], step[32], more[48] = "";
+  char min[32], step[32], more[48] = "";
   for (int i = 0; i < advice->n; i++) {
     const struct advice_item *item = &advice->items[i];
     if (i == 0)
@@ -251,7 +251,7 @@ void advice_print(const struct advice *advice, FILE *file)
     else
       more[0] = 0;
     fprintf(file, "  %-47s smallest %s, ", item->change,
-            item->min_bytes == UINT64_MAX ? "none" : lade_size_format(item->min_bytes, least, sizeof(least)));
+            item->min_bytes == UINT64_MAX ? "none" : lade_size_format(item->min_bytes, min, sizeof(min)));
     if (item->fits)
       fprintf(file, "step %s%s\n", seconds_format((double)item->step_ns / 1e9, step, sizeof(step)), more);
     else
@@ -264,10 +264,10 @@ json_t *advice_json(const struct advice *advice)
   json_t *list = json_array();
   for (int i = 0; i < advice->n; i++) {
     const struct advice_item *item = &advice->items[i];
-    json_t *least = item->min_bytes == UINT64_MAX ? json_null() : json_bytes(item->min_bytes);
+    json_t *min = item->min_bytes == UINT64_MAX ? json_null() : json_bytes(item->min_bytes);
     json_t *step = item->fits ? json_number((double)item->step_ns / 1e9) : json_null();
     json_array_append_new(list, json_pack("{s:s, s:b, s:o, s:o, s:i}", "change", item->change, "fits", item->fits,
-                                          "min_budget_bytes", least, "step_seconds", step, "more_ranks",
+                                          "min_budget_bytes", min, "step_seconds", step, "more_ranks",
                                           item->n_more_ranks));
   }
   return list;

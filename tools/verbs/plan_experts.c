@@ -21,8 +21,8 @@
 
 #define HEADING_BYTES 512       /* lines before the figures */
 #define MOVES_OF_A_LAYER 600000 /* moves of the search, divided by the number of layers */
-#define MOVES_LEAST 1000        /* moves of the search of any number of layers */
-#define SEQ_MOST 1024 /* the default of --seq, as for other models */
+#define MOVES_MIN 1000        /* moves of the search of any number of layers */
+#define SEQ_MAX 1024 /* the default of --seq, as for other models */
 
 struct experts_planning {
   const struct options *options;
@@ -58,10 +58,10 @@ static int options_check(struct experts_planning *planning)
                             "--batch, --micro-batch, --seq, --dtype, --moments, --budget, --machine and "
                             "--expert-capacity count; --cluster with --ep N prices it by formula", option->name);
   }
-  const double most = (double)planning->model.n_experts / (double)planning->model.n_active;
-  if (options->expert_capacity > most)
+  const double max = (double)planning->model.n_experts / (double)planning->model.n_active;
+  if (options->expert_capacity > max)
     return lade_error_set(&planning->error, -EINVAL, "--expert-capacity %g: at %g an expert has room for all tokens",
-                          options->expert_capacity, most);
+                          options->expert_capacity, max);
   return 0;
 }
 
@@ -98,7 +98,7 @@ static void step_fill(struct experts_planning *planning)
       .struct_size = sizeof(planning->step), .model = &planning->model, .cost = &planning->cost,
       .dtype = session->dtype, .moments = session->moments, .master = session->master, .micro_batch = micro_batch,
       .n_microbatches = session->batch / micro_batch,
-      .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, SEQ_MOST),
+      .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, SEQ_MAX),
       .capacity = planning->options->expert_capacity};
 }
 
@@ -145,7 +145,7 @@ static int64_t iterations_get(const struct experts_planning *planning)
   const int64_t n_layers = planning->step.n_microbatches * planning->model.layers;
   if (options->n_iterations || options->search_seconds > 0)
     return options->n_iterations;
-  return LADE_MAX(MOVES_OF_A_LAYER / n_layers, MOVES_LEAST);
+  return LADE_MAX(MOVES_OF_A_LAYER / n_layers, MOVES_MIN);
 }
 
 static int experts_run(struct experts_planning *planning)

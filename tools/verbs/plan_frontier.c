@@ -22,7 +22,7 @@
 
 struct model_frontier {
   struct options options; /* of one point */
-  struct frontier_point points[FRONTIER_POINTS_MOST];
+  struct frontier_point points[FRONTIER_POINTS_MAX];
   int n_points;
   struct lade_plan_bounds bounds;
   char model[64];
@@ -66,9 +66,9 @@ static int budget_plan(struct model_frontier *frontier, struct lade_budget budge
   int status = ranks_plan_make(&frontier->options, &ranks, &frontier->error);
   if (!status) {
     const struct lade_session_info *info = &ranks.stages[0].info;
-    struct lade_session_info most = *info;
-    ranks_plan_most(&ranks, &most);
-    frontier->bounds = most.bounds;
+    struct lade_session_info max = *info;
+    ranks_plan_max(&ranks, &max);
+    frontier->bounds = max.bounds;
     snprintf(frontier->model, sizeof(frontier->model), "%s", info->model.name);
     if (path)
       status = machine_keep(frontier, info, path);
@@ -87,10 +87,10 @@ static int points_find(struct model_frontier *frontier, char *path)
   progress_init(&progress, frontier->options.is_quiet, 0, 0);
   progress_note(&progress, "planning the smallest budget");
   int status = budget_plan(frontier, (struct lade_budget){.kind = LADE_BUDGET_MIN}, path);
-  const uint64_t least = frontier->points[0].budget_bytes, most = frontier->bounds.unconstrained_bytes;
-  for (int i = 1; i < FRONTIER_POINTS_MOST && least < most && !status; i++) {
-    const struct lade_budget budget = {.kind = LADE_BUDGET_BYTES, .bytes = frontier_budget(least, most, i)};
-    progress_note(&progress, "planning at budget %d of %d", i + 1, FRONTIER_POINTS_MOST);
+  const uint64_t min = frontier->points[0].budget_bytes, max = frontier->bounds.unconstrained_bytes;
+  for (int i = 1; i < FRONTIER_POINTS_MAX && min < max && !status; i++) {
+    const struct lade_budget budget = {.kind = LADE_BUDGET_BYTES, .bytes = frontier_budget(min, max, i)};
+    progress_note(&progress, "planning at budget %d of %d", i + 1, FRONTIER_POINTS_MAX);
     if (budget.bytes > frontier->points[frontier->n_points - 1].budget_bytes)
       status = budget_plan(frontier, budget, NULL);
   }

@@ -20,7 +20,7 @@
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
 
-#define BUDGET_MOST ((uint64_t)1 << 62) /* above every sum of a graph's bytes */
+#define BUDGET_MAX ((uint64_t)1 << 62) /* above every sum of a graph's bytes */
 
 struct graph_answer {
   struct lade_graph_plan_info info;
@@ -74,7 +74,7 @@ static int machine_read(struct graph_request *request, struct lade_error *error,
 static uint64_t percent_of(uint64_t bytes, double percent)
 {
   const double part = (double)bytes * percent / 100;
-  return part >= (double)BUDGET_MOST ? BUDGET_MOST : LADE_MAX((uint64_t)part, 1);
+  return part >= (double)BUDGET_MAX ? BUDGET_MAX : LADE_MAX((uint64_t)part, 1);
 }
 
 static int budget_resolve(struct graph_request *request, const struct lade_machine *machine, struct lade_error *error)

@@ -21,7 +21,7 @@
 struct graph_frontier {
   const struct graph_request *request;
   struct lade_graph_plan_params params; /* of one point */
-  struct frontier_point points[FRONTIER_POINTS_MOST];
+  struct frontier_point points[FRONTIER_POINTS_MAX];
   int n_points;
   int64_t base_ns;
   uint64_t min_budget_bytes; /* the smallest budget that a search found */
@@ -33,9 +33,9 @@ static struct lade_graph_plan_params params_share(const struct graph_request *re
 {
   struct lade_graph_plan_params params = request->params;
   if (params.iterations)
-    params.iterations = LADE_MAX(params.iterations / FRONTIER_POINTS_MOST, 1);
+    params.iterations = LADE_MAX(params.iterations / FRONTIER_POINTS_MAX, 1);
   if (params.time_limit_ns)
-    params.time_limit_ns = LADE_MAX(params.time_limit_ns / FRONTIER_POINTS_MOST, 1);
+    params.time_limit_ns = LADE_MAX(params.time_limit_ns / FRONTIER_POINTS_MAX, 1);
   else if (!params.iterations)
     params.iterations = LADE_GRAPH_ITERATIONS; /* a plan of one budget may take more */
   return params;
@@ -54,7 +54,7 @@ static int point_add(struct graph_frontier *frontier, uint64_t budget_bytes, str
 {
   struct lade_graph_plan_info info = {.struct_size = sizeof(info)};
   lade_graph_plan *plan = NULL;
-  progress_note(&frontier->progress, "planning at budget %d of %d", frontier->n_points + 1, FRONTIER_POINTS_MOST);
+  progress_note(&frontier->progress, "planning at budget %d of %d", frontier->n_points + 1, FRONTIER_POINTS_MAX);
   frontier->params.budget_bytes = budget_bytes;
   int status = lade_graph_plan_find(frontier->request->graph, &frontier->params, error, &info, &plan);
   lade_graph_plan_destroy(plan);
@@ -76,14 +76,14 @@ static int point_add(struct graph_frontier *frontier, uint64_t budget_bytes, str
   return 0;
 }
 
-/* Plan at all budgets; fewer than FRONTIER_POINTS_MOST if the range has fewer bytes. */
+/* Plan at all budgets; fewer than FRONTIER_POINTS_MAX if the range has fewer bytes. */
 static int points_find(struct graph_frontier *frontier, struct lade_error *error)
 {
-  const uint64_t most = frontier->request->unconstrained_bytes;
+  const uint64_t max = frontier->request->unconstrained_bytes;
   int status = point_add(frontier, LADE_GRAPH_BUDGET_MIN, error);
-  const uint64_t least = frontier->points[0].budget_bytes;
-  for (int i = 1; i < FRONTIER_POINTS_MOST && least < most && !status; i++) {
-    const uint64_t budget_bytes = frontier_budget(least, most, i);
+  const uint64_t min = frontier->points[0].budget_bytes;
+  for (int i = 1; i < FRONTIER_POINTS_MAX && min < max && !status; i++) {
+    const uint64_t budget_bytes = frontier_budget(min, max, i);
     if (budget_bytes > frontier->points[frontier->n_points - 1].budget_bytes)
       status = point_add(frontier, budget_bytes, error);
   }

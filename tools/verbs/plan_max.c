@@ -19,12 +19,12 @@
 #include "tools/report/report.h"
 #include "tools/verbs/plan.h"
 
-#define LAYERS_MOST 512 /* more would take minutes to plan, and no known model has them */
+#define LAYERS_MAX 512 /* more would take minutes to plan, and no known model has them */
 
 struct max_search {
   struct options *options;
   struct lade_session_params params; /* of the trials */
-  int64_t most;                      /* the largest that the model allows, or that is tried */
+  int64_t max;                      /* the largest that the model allows, or that is tried */
   struct lade_error error;           /* of the last trial that did not fit */
   uint64_t budget_bytes;
   struct progress progress;
@@ -75,9 +75,9 @@ static int bisect(struct max_search *search, int64_t *ret_n)
   int answer;
   while ((answer = trial(search, search->params, fails)) == 0) {
     fits = fails;
-    if (fits == search->most)
+    if (fits == search->max)
       break;
-    fails = LADE_MIN(fails * 2, search->most);
+    fails = LADE_MIN(fails * 2, search->max);
   }
   while (answer > 0 && fails - fits > 1) {
     int64_t middle = fits + (fails - fits) / 2;
@@ -101,7 +101,7 @@ static int settle(struct max_search *search, int64_t *n)
     (*n)--;
   if (answer < 0)
     return answer;
-  while (*n < search->most && (answer = trial(search, search->options->session, *n + 1)) == 0)
+  while (*n < search->max && (answer = trial(search, search->options->session, *n + 1)) == 0)
     (*n)++;
   return answer < 0 ? answer : 0;
 }
@@ -118,9 +118,9 @@ static int machine_describe(struct max_search *search, char *path)
     return status;
   lade_session_get_info(session, &info);
   struct lade_machine machine = info.cost->machine;
-  search->most = search->options->max == MAX_SEQ           ? info.model.context
+  search->max = search->options->max == MAX_SEQ           ? info.model.context
                  : search->options->max == MAX_MICRO_BATCH ? INT16_MAX
-                                                           : LAYERS_MOST;
+                                                           : LAYERS_MAX;
   lade_session_close(session);
   if (search->options->session.machine)
     return 0;
@@ -139,14 +139,14 @@ static int answer_print(const struct max_search *search, int64_t n)
   if (search->options->is_json) {
     json_t *object = json_pack("{s:i, s:s, s:I, s:o, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "max", name,
                                "value", (json_int_t)n, "budget_bytes", json_bytes(search->budget_bytes),
-                               "is_bounded_by_budget", n < search->most);
+                               "is_bounded_by_budget", n < search->max);
     return json_print(object);
   }
   printf("largest --%s in %s: %lld", name,
          lade_size_format(search->budget_bytes, budget, sizeof(budget)), (long long)n);
   if (search->options->max == MAX_MICRO_BATCH)
     printf(" (as --batch %lld, one pass)", (long long)n);
-  puts(n == search->most ? ", the most that is tried" : "; one more does not fit");
+  puts(n == search->max ? ", the most that is tried" : "; one more does not fit");
   return 0;
 }
 

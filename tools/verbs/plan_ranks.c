@@ -28,7 +28,7 @@
 
 #define GROUPS_SHOWN 4     /* of an axis, in text */
 #define MEMBERS_SHOWN 16   /* of a group */
-#define LISTED_MOST 4096   /* ranks, in JSON; above it sizes and strides describe the groups */
+#define LISTED_MAX 4096   /* ranks, in JSON; above it sizes and strides describe the groups */
 
 static int ranks_per_stage(const struct ranks_plan *ranks)
 {
@@ -266,7 +266,7 @@ void ranks_plan_finish(struct ranks_plan *ranks)
   free(ranks->stages);
 }
 
-void ranks_plan_most(const struct ranks_plan *ranks, struct lade_session_info *info)
+void ranks_plan_max(const struct ranks_plan *ranks, struct lade_session_info *info)
 {
   for (int i = 0; i < ranks->n_stages; i++) {
     const struct lade_session_info *own = &ranks->stages[i].info;
@@ -279,18 +279,18 @@ void ranks_plan_most(const struct ranks_plan *ranks, struct lade_session_info *i
 
 uint64_t ranks_plan_peak(const struct ranks_plan *ranks)
 {
-  uint64_t most = 0;
+  uint64_t max = 0;
   for (int i = 0; i < ranks->n_stages; i++) {
     if (ranks->stages[i].info.plan)
-      most = LADE_MAX(most, ranks->stages[i].info.plan->peak_bytes[LADE_DEVICE]);
+      max = LADE_MAX(max, ranks->stages[i].info.plan->peak_bytes[LADE_DEVICE]);
   }
-  return most;
+  return max;
 }
 
 /* ---- the spread over ranks ---- */
 
 struct spread {
-  uint64_t least, median, most;
+  uint64_t min, median, max;
 };
 
 static int u64_compare(const void *a, const void *b)
@@ -372,15 +372,15 @@ static void groups_print(const struct lade_mesh *mesh, FILE *file)
 
 static void spreads_print(const struct ranks_plan *ranks, uint64_t *scratch, FILE *file)
 {
-  char least[32], median[32], most[32];
+  char min[32], median[32], max[32];
   fprintf(file, "\n%-24s %12s %12s %12s\n", "device, over all ranks", "min", "median", "max");
   for (int owner = 0; owner <= LADE_N_OWNERS; owner++) {
     const struct spread spread = spread_find(ranks, owner, scratch);
-    if (!spread.most)
+    if (!spread.max)
       continue;
-    fprintf(file, "  %-22s %12s %12s %12s\n", row_name(owner), lade_size_format(spread.least, least, sizeof(least)),
+    fprintf(file, "  %-22s %12s %12s %12s\n", row_name(owner), lade_size_format(spread.min, min, sizeof(min)),
             lade_size_format(spread.median, median, sizeof(median)),
-            lade_size_format(spread.most, most, sizeof(most)));
+            lade_size_format(spread.max, max, sizeof(max)));
   }
 }
 
@@ -451,7 +451,7 @@ static json_t *axes_json(const struct lade_mesh *mesh)
     if (mesh->axes[axis].size == 1)
       continue;
     json_t *object = json_pack("{s:i, s:i}", "size", mesh->axes[axis].size, "stride", mesh->axes[axis].stride);
-    if (mesh->world <= LISTED_MOST)
+    if (mesh->world <= LISTED_MAX)
       json_object_set_new(object, "members", groups_json(mesh, (enum lade_axis)axis));
     json_object_set_new(axes, lade_axis_name((enum lade_axis)axis), object);
   }
@@ -465,8 +465,8 @@ static json_t *spreads_json(const struct ranks_plan *ranks)
   for (int owner = 0; owner <= LADE_N_OWNERS && scratch; owner++) {
     const struct spread spread = spread_find(ranks, owner, scratch);
     json_object_set_new(rows, owner == LADE_N_OWNERS ? "total" : row_name(owner),
-                        json_pack("{s:o, s:o, s:o}", "min", json_bytes(spread.least), "median",
-                                  json_bytes(spread.median), "max", json_bytes(spread.most)));
+                        json_pack("{s:o, s:o, s:o}", "min", json_bytes(spread.min), "median",
+                                  json_bytes(spread.median), "max", json_bytes(spread.max)));
   }
   free(scratch);
   return rows;
@@ -518,7 +518,7 @@ void ranks_plan_set(json_t *object, const struct ranks_plan *ranks)
   json_object_set_new(object, "by_stage", stages);
   if (!ranks->fits)
     return;
-  if (ranks->stages[0].info.layout.mesh.world <= LISTED_MOST)
+  if (ranks->stages[0].info.layout.mesh.world <= LISTED_MAX)
     json_object_set_new(object, "planned_peak_bytes_by_rank", peaks_json(ranks));
   json_object_set_new(object, "ledger_over_ranks", spreads_json(ranks));
   json_object_set_new(object, "all_ranks_step_seconds", json_number((double)ranks->step_ns / 1e9));

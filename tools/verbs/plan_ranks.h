@@ -44,7 +44,7 @@ void ranks_plan_finish(struct ranks_plan *ranks);
  * Set the budget and bounds in @info, which are the first rank's, to the largest of any rank, as a run reports them.
  * A bound that a rank lacks, because it fits in no budget, is missing for the job too.
  */
-void ranks_plan_most(const struct ranks_plan *ranks, struct lade_session_info *info);
+void ranks_plan_max(const struct ranks_plan *ranks, struct lade_session_info *info);
 /* Return the largest planned device peak of the ranks that have a plan. */
 uint64_t ranks_plan_peak(const struct ranks_plan *ranks);
 

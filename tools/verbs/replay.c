@@ -20,7 +20,7 @@
 #include "tools/page/memory_plot.h"
 #include "tools/report/report.h"
 
-#define HOLDERS_MOST 10 /* lines of text; JSON has all */
+#define HOLDERS_MAX 10 /* lines of text; JSON has all */
 
 struct replaying {
   struct options options;
@@ -164,7 +164,7 @@ static void holders_print(const struct replaying *replaying)
     printf("\n%-70s %8s %11s %8s\n", "holders at the peak", "blocks", "", "of it");
   for (int i = 0; i < replaying->n_holders; i++) {
     const struct lade_trace_holder *holder = &replaying->holders[i];
-    if (i < HOLDERS_MOST) {
+    if (i < HOLDERS_MAX) {
       holder_print(holder->site ? holder->site : "unknown: before the history, or without frames", holder->n_blocks,
                    holder->bytes, peak_bytes);
       continue;

@@ -20,7 +20,7 @@
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
 
-#define SHOWN_MOST 10 /* processes with a table of their own; a build or a test suite has hundreds */
+#define SHOWN_MAX 10 /* processes with a table of their own; a build or a test suite has hundreds */
 
 /* ---- reading ---- */
 
@@ -149,7 +149,7 @@ static int holdings_order(const void *a, const void *b)
   return (left->record > right->record) - (left->record < right->record);
 }
 
-/* Print the holdings past SHOWN_MOST in one line. */
+/* Print the holdings past SHOWN_MAX in one line. */
 static void rest_print(const struct holding *rest, int n)
 {
   char peak[16];
@@ -174,14 +174,14 @@ int run_report_print(const struct run_report *report)
     else if (!n_idle++)
       idle = &report->records.items[i];
   }
-  if (n > SHOWN_MOST)
+  if (n > SHOWN_MAX)
     qsort(holdings, (size_t)n, sizeof(*holdings), holdings_order);
-  for (int i = 0; i < LADE_MIN(n, SHOWN_MOST); i++)
+  for (int i = 0; i < LADE_MIN(n, SHOWN_MAX); i++)
     for (int j = 0; j <= LADE_LEDGER_HOST; j++)
       if (was_asked(&holdings[i].record->accounts[j]))
         account_print(holdings[i].record, j);
-  if (n > SHOWN_MOST)
-    rest_print(holdings + SHOWN_MOST, n - SHOWN_MOST);
+  if (n > SHOWN_MAX)
+    rest_print(holdings + SHOWN_MAX, n - SHOWN_MAX);
   if (n_idle == 1) {
     fputs("lade run: ", stderr);
     text_put(stderr, idle->program, 0);

@@ -87,8 +87,8 @@ static int forward_make(struct sampler *sample, const char *path)
   int status = lade_pool_create(options->session.n_threads, &sample->pool);
   if (status)
     return lade_error_set(&sample->error, status, "threads were refused: %s", strerror(-status));
-  int64_t n_most = sample->n_tokens + options->n_tokens;
-  sample->seq_len = LADE_MIN(sample->model.context, n_most);
+  int64_t n_max = sample->n_tokens + options->n_tokens;
+  sample->seq_len = LADE_MIN(sample->model.context, n_max);
   struct lade_forward_params params = {.struct_size = sizeof(params), .model = &sample->model,
                                        .seq_len = sample->seq_len,
                                        .kernels = &sample->kernels, .pool = sample->pool};
@@ -180,10 +180,10 @@ static int32_t token_choose(const struct sampler *sample, double u)
   const int32_t n = (int32_t)sample->model.vocabulary, best = likeliest(sample);
   if (temperature <= 0)
     return best;
-  const float least = threshold_find(sample);
+  const float min = threshold_find(sample);
   double sum = 0;
   for (int32_t i = 0; i < n; i++) {
-    sample->weights[i] = logits[i] >= least ? exp(((double)logits[i] - (double)logits[best]) / temperature) : 0;
+    sample->weights[i] = logits[i] >= min ? exp(((double)logits[i] - (double)logits[best]) / temperature) : 0;
     sum += sample->weights[i];
   }
   double left = u * sum;

@@ -26,8 +26,8 @@
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
 
-#define TRIALS_MOST 512 /* runs of one sweep */
-#define SIZES_MOST 8  /* of one list */
+#define TRIALS_MAX 512 /* runs of one sweep */
+#define SIZES_MAX 8  /* of one list */
 #define LABEL_BYTES 64
 
 /* The sizes of a layout, in the order of options' sweep_sizes. */
@@ -46,7 +46,7 @@ struct budget_trial {
 struct budget_sweep {
   struct options options;
   char *list; /* of budgets, cut at its commas */
-  struct budget_trial trials[TRIALS_MOST];
+  struct budget_trial trials[TRIALS_MAX];
   int n, n_distinct; /* trials; those of one round, which are the first */
   bool is_planned;   /* no trial runs */
   struct lade_error error;
@@ -60,11 +60,11 @@ static int ranks_of(const struct budget_trial *trial)
 }
 
 /* Read the list @text of sizes @name. */
-static int sizes_parse(const char *name, const char *text, int sizes[SIZES_MOST], int *ret_n, struct lade_error *error)
+static int sizes_parse(const char *name, const char *text, int sizes[SIZES_MAX], int *ret_n, struct lade_error *error)
 {
   char *end;
   int n = 0;
-  for (const char *at = text; n < SIZES_MOST; at = end + 1) {
+  for (const char *at = text; n < SIZES_MAX; at = end + 1) {
     const long size = strtol(at, &end, 10);
     const bool is_zero = strcmp(name, "zero") == 0;
     if (end == at || (*end && *end != ',') || size < (is_zero ? 0 : 1) || size > (is_zero ? 3 : 4096))
@@ -76,15 +76,15 @@ static int sizes_parse(const char *name, const char *text, int sizes[SIZES_MOST]
     }
   }
   return lade_error_set(error, -EINVAL, "--%s '%.64s': expected at most %d %s, separated by commas", name, text,
-                        SIZES_MOST,
+                        SIZES_MAX,
                         strcmp(name, "zero") == 0 ? "stages from 0 to 3" : "numbers of ranks from 1 to 4096");
 }
 
 static int trial_add(struct budget_sweep *sweep, const char *budget, const int sizes[SWEEP_N_SIZES])
 {
   struct budget_trial trial = {.budget = budget, .code = -1};
-  if (sweep->n == TRIALS_MOST)
-    return lade_error_set(&sweep->error, -EINVAL, "more than %d runs", TRIALS_MOST);
+  if (sweep->n == TRIALS_MAX)
+    return lade_error_set(&sweep->error, -EINVAL, "more than %d runs", TRIALS_MAX);
   memcpy(trial.sizes, sizes, sizeof(trial.sizes));
   int used = snprintf(trial.label, sizeof(trial.label), "%s", budget);
   for (int i = 0; i < SWEEP_N_SIZES; i++) {
@@ -98,7 +98,7 @@ static int trial_add(struct budget_sweep *sweep, const char *budget, const int s
 /* Add the runs of all layouts at @budget. */
 static int layouts_add(struct budget_sweep *sweep, const char *budget)
 {
-  int lists[SWEEP_N_SIZES][SIZES_MOST], n[SWEEP_N_SIZES], n_all = 1, status = 0;
+  int lists[SWEEP_N_SIZES][SIZES_MAX], n[SWEEP_N_SIZES], n_all = 1, status = 0;
   for (int i = 0; i < SWEEP_N_SIZES && !status; i++) {
     const char *text = sweep->options.sweep_sizes[i];
     lists[i][0] = size_defaults[i];
@@ -363,7 +363,7 @@ static const struct budget_trial *first_alike(const struct budget_sweep *sweep, 
 }
 
 struct step_spread {
-  double median, least, most; /* seconds, over the rounds that have completed; of a plan, as predicted */
+  double median, min, max; /* seconds, over the rounds that have completed; of a plan, as predicted */
 };
 
 static int double_compare(const void *a, const void *b)
@@ -376,7 +376,7 @@ static int double_compare(const void *a, const void *b)
 static struct step_spread steps_find(const struct budget_sweep *sweep, const struct budget_trial *trial)
 {
   const char *name = sweep->is_planned ? "predicted_step_seconds" : "measured_step_seconds";
-  double seconds[TRIALS_MOST];
+  double seconds[TRIALS_MAX];
   int n = 0;
   for (int i = 0; i < sweep->n; i++) {
     const struct budget_trial *other = &sweep->trials[i];
@@ -444,10 +444,10 @@ static void line_print(const struct budget_sweep *sweep, const struct budget_tri
 /* Return the width of the first column: that of the longest label. */
 static int label_columns(const struct budget_sweep *sweep)
 {
-  size_t most = 8;
+  size_t max = 8;
   for (int i = 0; i < sweep->n_distinct; i++)
-    most = LADE_MAX(most, strlen(sweep->trials[i].label));
-  return (int)most;
+    max = LADE_MAX(max, strlen(sweep->trials[i].label));
+  return (int)max;
 }
 
 static void heading_print(const struct budget_sweep *sweep)
@@ -494,7 +494,7 @@ static void row_print(const struct budget_sweep *sweep, const struct budget_tria
     printf(" %11s", seconds_format(steps.median, took, sizeof(took)));
   printf(" %9.0f %4.0f %%", tokens_of(trial) / steps.median, speed_percent(sweep, trial));
   if (sweep->options.n_repeats > 1)
-    printf(" %6.1f %%", 100 * (steps.most - steps.least) / steps.median);
+    printf(" %6.1f %%", 100 * (steps.max - steps.min) / steps.median);
   if (!sweep->is_planned)
     printf(" %s", text_of(trial, "loss_digest"));
   putchar('\n');
@@ -534,8 +534,8 @@ static json_t *medians_json(const struct budget_sweep *sweep)
     const struct step_spread steps = steps_find(sweep, trial);
     json_array_append_new(medians, json_pack("{s:s, s:s, s:o, s:o, s:o}", "budget", trial->budget, "label",
                                              trial->label, "step_seconds", json_number(steps.median),
-                                             "least_step_seconds", json_number(steps.least), "most_step_seconds",
-                                             json_number(steps.most)));
+                                             "least_step_seconds", json_number(steps.min), "most_step_seconds",
+                                             json_number(steps.max)));
   }
   return medians;
 }

@@ -323,11 +323,11 @@ static int save_prepare(struct train_run *run)
 static int ends_agree(struct train_run *run)
 {
   const int own = 2 * signals_get() + lade_session_has_saved(run->session);
-  int most = 0;
-  int status = lade_session_agree(run->session, own, &most, &run->error);
-  run->stop_signal = most / 2;
+  int max = 0;
+  int status = lade_session_agree(run->session, own, &max, &run->error);
+  run->stop_signal = max / 2;
   const bool is_last = run->stop_signal || run->info.step >= run->options.session.steps;
-  run->has_saved = !is_last && most % 2;
+  run->has_saved = !is_last && max % 2;
   return status;
 }
 
@@ -422,9 +422,9 @@ static int budgets_gather(struct train_run *run, struct lade_session_info *info)
                          &info->bounds.unconstrained_bytes};
   int status = 0;
   for (size_t i = 0; i < LADE_COUNT(budgets) && !status; i++) {
-    double most = 0; /* holds byte counts exactly up to 2^53 */
-    status = lade_session_most(run->session, (double)*budgets[i], &most, &run->error);
-    *budgets[i] = (uint64_t)most;
+    double max = 0; /* holds byte counts exactly up to 2^53 */
+    status = lade_session_max(run->session, (double)*budgets[i], &max, &run->error);
+    *budgets[i] = (uint64_t)max;
   }
   return status;
 }
@@ -432,9 +432,9 @@ static int budgets_gather(struct train_run *run, struct lade_session_info *info)
 /* Set the resident peak of the job: the largest of its processes'. */
 static int resident_gather(struct train_run *run, struct summary *summary)
 {
-  double most = 0;
-  int status = lade_session_most(run->session, (double)summary->resident_peak_bytes, &most, &run->error);
-  summary->resident_peak_bytes = (uint64_t)most;
+  double max = 0;
+  int status = lade_session_max(run->session, (double)summary->resident_peak_bytes, &max, &run->error);
+  summary->resident_peak_bytes = (uint64_t)max;
   return status;
 }
 
@@ -460,7 +460,7 @@ static int summarize(struct train_run *run)
   int status = peaks ? summary_make(run, &summary) : -ENOMEM;
   summary.bubble = NAN;
   if (!status && run->job.world)
-    status = lade_session_most(run->session, history_bubble(summary.seconds), &summary.bubble, &run->error);
+    status = lade_session_max(run->session, history_bubble(summary.seconds), &summary.bubble, &run->error);
   if (!status && run->job.world)
     status = lade_session_gather_peaks(run->session, peaks, peaks + n, &run->error);
   if (!status && run->job.world)
@@ -509,14 +509,14 @@ static void interrupted_print(struct train_run *run)
 static void drive_say(struct train_run *run)
 {
   const struct lade_session_info *info = &run->info;
-  char room[32], moved[32], rate[32], most[64];
+  char room[32], moved[32], rate[32], max[64];
   uint64_t bytes = info->store_read_bytes + info->store_written_bytes;
   if (!info->store_bytes || info->plan->predicted_ns <= 0)
     return;
   progress_say(&run->progress, "drive: %s reserved; a step moves %s, %s/s of the %s",
                lade_size_format(info->store_bytes, room, sizeof(room)), lade_size_format(bytes, moved, sizeof(moved)),
                lade_size_format((uint64_t)((double)bytes / (double)info->plan->predicted_ns * 1e9), rate, sizeof(rate)),
-               drive_rate_format(info, most, sizeof(most)));
+               drive_rate_format(info, max, sizeof(max)));
 }
 
 /* ---- the verb ---- */

@@ -22,7 +22,7 @@
 #define WARPS (LADE_CUDA_ATTENTION_THREADS / 32)
 #define FWD_ROWS (LADE_CUDA_ATTENTION_FWD_ROWS / WARPS) /* of a warp */
 #define BWD_ROWS (LADE_CUDA_ATTENTION_BWD_ROWS / WARPS)
-#define COLUMNS (LADE_CUDA_ATTENTION_MOST_DIM / 32) /* of a lane */
+#define COLUMNS (LADE_CUDA_ATTENTION_MAX_DIM / 32) /* of a lane */
 
 /* Return the elements from row to row in shared memory: odd for even heads, so that lanes use different banks. */
 static __device__ inline int stride_get(const struct block_shape &s)

@@ -12,10 +12,10 @@
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
 
-#define MOST_SHARED_BYTES (99u << 10) /* of a block on the GPU with the least, compute capability 8.6 */
-#define MOST_GRID_Y 65535 /* and z */
-#define LEAST_ROWS 64     /* of a block with tensor cores */
-#define MOST_SHARED_BYTES_90 (227u << 10)
+#define MAX_SHARED_BYTES (99u << 10) /* of a block on the GPU with the least, compute capability 8.6 */
+#define MAX_GRID_Y 65535 /* and z */
+#define MIN_ROWS 64     /* of a block with tensor cores */
+#define MAX_SHARED_BYTES_90 (227u << 10)
 
 bool lade_cuda_attention_has(enum lade_cuda_attention attention, enum lade_dtype dtype, int64_t head_dim)
 {
@@ -29,10 +29,10 @@ bool lade_cuda_attention_has_form(const struct lade_score_form *form)
   return form->softcap > 0 || form->alibi_max > 0 || form->window || form->first_keys || form->sinks;
 }
 
-struct lade_attention_most lade_cuda_attention_most(void)
+struct lade_attention_max lade_cuda_attention_max(void)
 {
-  return (struct lade_attention_most){.head_dim = LADE_CUDA_ATTENTION_MOST_DIM, .seq_len = MOST_GRID_Y * LEAST_ROWS,
-                                      .batch = MOST_GRID_Y};
+  return (struct lade_attention_max){.head_dim = LADE_CUDA_ATTENTION_MAX_DIM, .seq_len = MAX_GRID_Y * MIN_ROWS,
+                                      .batch = MAX_GRID_Y};
 }
 
 /* The cut of a kernel: each block of threads has n_rows rows of one of n_heads heads. */
@@ -47,7 +47,7 @@ struct heads_cut {
 static struct lade_cuda_launch heads_launch(const struct heads_cut *cut)
 {
   const int64_t n_blocks = lade_div_up(cut->seq_len, cut->n_rows);
-  LADE_ASSERT(cut->shared_bytes <= MOST_SHARED_BYTES && cut->n_rows >= LEAST_ROWS && n_blocks <= MOST_GRID_Y);
+  LADE_ASSERT(cut->shared_bytes <= MAX_SHARED_BYTES && cut->n_rows >= MIN_ROWS && n_blocks <= MAX_GRID_Y);
   return (struct lade_cuda_launch){.grid = {(unsigned)cut->n_heads, (unsigned)n_blocks, (unsigned)cut->batch},
                                    .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = cut->args,
                                    .shared_bytes = (unsigned)cut->shared_bytes};
@@ -56,14 +56,14 @@ static struct lade_cuda_launch heads_launch(const struct heads_cut *cut)
 /* Return the shared memory of a plain kernel: @n_rows rows of a head, and a float for each thread. */
 static size_t plain_bytes(int64_t head_dim, int n_rows)
 {
-  LADE_ASSERT(head_dim <= LADE_CUDA_ATTENTION_MOST_DIM);
+  LADE_ASSERT(head_dim <= LADE_CUDA_ATTENTION_MAX_DIM);
   return (LADE_CUDA_ATTENTION_THREADS + (size_t)n_rows * (size_t)(head_dim + 1)) * sizeof(float);
 }
 
 /* Make a launch for a plain kernel. */
 static struct lade_cuda_launch plain_launch(const struct heads_cut *cut)
 {
-  LADE_ASSERT(cut->shared_bytes <= MOST_SHARED_BYTES);
+  LADE_ASSERT(cut->shared_bytes <= MAX_SHARED_BYTES);
   return (struct lade_cuda_launch){
       .grid = {(unsigned)lade_div_up(cut->seq_len, cut->n_rows), (unsigned)cut->n_heads, (unsigned)cut->batch},
       .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = cut->args, .shared_bytes = (unsigned)cut->shared_bytes};
@@ -130,7 +130,7 @@ static struct lade_cuda_launch wgmma_launch(const struct heads_cut *cut)
   struct lade_cuda_launch launch = heads_launch(&without_memory);
   launch.n_threads = (unsigned)(2 * cut->n_rows); /* 128 of them have 64 rows */
   launch.shared_bytes = (unsigned)cut->shared_bytes + LADE_CUDA_WGMMA_ALIGN;
-  LADE_ASSERT(launch.shared_bytes <= MOST_SHARED_BYTES_90);
+  LADE_ASSERT(launch.shared_bytes <= MAX_SHARED_BYTES_90);
   return launch;
 }
 

@@ -28,12 +28,12 @@
 #define SOFTCAP 3
 #define SEQ_LEN_MORE 72   /* the same for heads of other sizes than 64 and 128, whose tiles have 32 rows at most */
 #define SEQ_LEN_WGMMA 392 /* with tiles of 128 rows the fourth, where there are three places */
-#define SEQ_LEN_MOST SEQ_LEN_WGMMA
+#define SEQ_LEN_MAX SEQ_LEN_WGMMA
 #define HEADS 2
 #define N_KV_HEADS 1
-#define MOST_DIM 128
-#define QKV (SEQ_LEN_MOST * (HEADS + 2 * N_KV_HEADS) * MOST_DIM)
-#define OUT (SEQ_LEN_MOST * HEADS * MOST_DIM)
+#define MAX_DIM 128
+#define QKV (SEQ_LEN_MAX * (HEADS + 2 * N_KV_HEADS) * MAX_DIM)
+#define OUT (SEQ_LEN_MAX * HEADS * MAX_DIM)
 
 /* Tensors that the GPU reads and writes, on host and device; the plain kernels' results come first. */
 struct probe_buffers {
@@ -42,8 +42,8 @@ struct probe_buffers {
   _Alignas(256) uint16_t d_out[OUT];
   _Alignas(256) uint16_t out[2][OUT];
   _Alignas(256) uint16_t d_qkv[2][QKV];
-  float lse[2][SEQ_LEN_MOST * HEADS];
-  _Alignas(256) float scratch[SEQ_LEN_MOST * HEADS * (1 + 2 * MOST_DIM)]; /* delta, and parts of dk and dv */
+  float lse[2][SEQ_LEN_MAX * HEADS];
+  _Alignas(256) float scratch[SEQ_LEN_MAX * HEADS * (1 + 2 * MAX_DIM)]; /* delta, and parts of dk and dv */
 };
 
 struct probe {
@@ -185,7 +185,7 @@ static int problem_check(struct probe *probe, enum lade_kernel kernel, enum lade
                          struct lade_error *why)
 {
   const char *direction = kernel == LADE_K_ATTENTION_FWD ? "forward" : "backward";
-  double most = 4 * (probe->dtype == LADE_BF16 ? 0x1p-8 : 0x1p-11) + 0x1p-20;
+  double max = 4 * (probe->dtype == LADE_BF16 ? 0x1p-8 : 0x1p-11) + 0x1p-20;
   int refused = 0;
   room_fill(probe);
   int status = room_move(probe, probe->room, probe->host);
@@ -202,9 +202,9 @@ static int problem_check(struct probe *probe, enum lade_kernel kernel, enum lade
   if (refused)
     lade_error_set(why, -EIO, "%s for heads of %d in %s%s: the driver answers %d", direction, (int)probe->head_dim,
                    lade_dtype_name(probe->dtype), form, refused);
-  else if (!(distance <= most))
+  else if (!(distance <= max))
     lade_error_set(why, -EIO, "%s for heads of %d in %s%s is %.2g off, of at most %.2g", direction,
-                   (int)probe->head_dim, lade_dtype_name(probe->dtype), form, distance, most);
+                   (int)probe->head_dim, lade_dtype_name(probe->dtype), form, distance, max);
   return 0;
 }
 
@@ -240,7 +240,7 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
     probe->seq_len = is_wgmma ? SEQ_LEN_WGMMA : i < 4 ? SEQ_LEN : SEQ_LEN_MORE;
     if (is_wgmma ? is_left(i / 2, probe->dtype) : chosen >= LADE_CUDA_BY_WGMMA && !is_left(i / 2, probe->dtype))
       continue;
-    LADE_ASSERT(probe->seq_len * probe->head_dim <= SEQ_LEN_MOST * MOST_DIM);
+    LADE_ASSERT(probe->seq_len * probe->head_dim <= SEQ_LEN_MAX * MAX_DIM);
     status = problem_check(probe, kernel, attention, why);
   }
   return status;

@@ -132,7 +132,7 @@ static void rows_run(const struct head_launch_walk *walk, enum lade_cuda_functio
 struct scratch_survey {
   struct lade_cuda_launcher base;
   const struct lade_kernels *kernels;
-  size_t most_bytes;
+  size_t max_bytes;
 };
 
 static void launch_nothing(const struct lade_cuda_launcher *base, const struct lade_cuda_launch *launch,
@@ -143,7 +143,7 @@ static void launch_nothing(const struct lade_cuda_launcher *base, const struct l
 static bool product_survey(const struct lade_cuda_launcher *base, const struct lade_matmul_args *args)
 {
   struct scratch_survey *survey = (struct scratch_survey *)(uintptr_t)base;
-  survey->most_bytes = LADE_MAX(survey->most_bytes, lade_cuda_matmul_bytes(survey->kernels, args));
+  survey->max_bytes = LADE_MAX(survey->max_bytes, lade_cuda_matmul_bytes(survey->kernels, args));
   return true;
 }
 
@@ -157,7 +157,7 @@ static size_t products_bytes(const struct lade_kernels *kernels, lade_kernel_fn 
 {
   struct scratch_survey survey = {.base = {launch_nothing, product_survey}, .kernels = kernels};
   fn(&(struct lade_kernel_ctx){.launcher = &survey.base}, args);
-  return survey.most_bytes;
+  return survey.max_bytes;
 }
 
 static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)

@@ -26,7 +26,7 @@
 #include <string.h>
 
 #define CHOICE_BYTES 160 /* of a line after its key */
-#define MOST_NUMBER 99
+#define MAX_NUMBER 99
 
 static const char *const layouts[] = {[LADE_NT] = "NT", [LADE_NN] = "NN", [LADE_TN] = "TN"};
 static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
@@ -64,7 +64,7 @@ static bool choice_parse(const char *text, struct lade_product_choice *ret)
                                          .has_gelu = strcmp(epilogue, "gelu") == 0};
   return i < (int)LADE_COUNT(layouts) && dtype_find(dtype, &ret->kind.dtype) && dtype_find(out, &ret->kind.out) &&
          m > 0 && n > 0 && k > 0 && (ret->kind.has_bias || ret->kind.has_gelu || strcmp(epilogue, "-") == 0) &&
-         ret->number >= 0 && ret->number <= MOST_NUMBER;
+         ret->number >= 0 && ret->number <= MAX_NUMBER;
 }
 
 static uint32_t hash_add(uint32_t hash, const char *text)

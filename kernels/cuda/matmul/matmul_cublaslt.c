@@ -42,7 +42,7 @@
 
 #define ALIGN_BYTES 16u                            /* the widest load of a thread */
 #define WORKSPACE_ALIGN_BYTES 256u                 /* cuBLAS's requirement for a workspace */
-#define MOST_WORKSPACE_BYTES (UINT64_C(32) << 20)  /* cuBLAS's recommendation for sm_90; other GPUs take less */
+#define MAX_WORKSPACE_BYTES (UINT64_C(32) << 20)  /* cuBLAS's recommendation for sm_90; other GPUs take less */
 #define N_CHOICES 8
 #define GELU_ROW_ELEMENTS 8                        /* the library's requirement for rows of GELU's x */
 
@@ -184,7 +184,7 @@ static bool algo_choose(const struct lade_cublaslt *lt, struct chosen_product *p
     call_check(lt, "cublasLtMatmulAlgoGetHeuristic", result, &product->error);
     return false;
   }
-  while (!result && i < n && (choices[i].status || choices[i].workspace_bytes > MOST_WORKSPACE_BYTES || wanted-- > 0))
+  while (!result && i < n && (choices[i].status || choices[i].workspace_bytes > MAX_WORKSPACE_BYTES || wanted-- > 0))
     i++;
   if (result || i == n)
     return false;
@@ -328,7 +328,7 @@ bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade
 static cublaslt_status preference_make(struct lade_cublaslt *lt)
 {
   const struct cublaslt_library *library = &lt->library;
-  const uint64_t workspace_bytes = MOST_WORKSPACE_BYTES;
+  const uint64_t workspace_bytes = MAX_WORKSPACE_BYTES;
   const uint32_t schemes = CUBLASLT_REDUCE_COMPUTE_TYPE, align_bytes = ALIGN_BYTES; /* and none, which has no bit */
   const struct {
     int attribute;

@@ -348,13 +348,13 @@ static __device__ inline void moments_put(bool is_v, bf16 *to, uint32_t &, const
  */
 static __device__ inline void moments_limit(float (&m)[EACH], float (&v)[EACH])
 {
-  const uint32_t most = (uint32_t)LADE_SCALE_MOST << 23 | 15 << LADE_MANTISSA_SHIFT;
+  const uint32_t max = (uint32_t)LADE_SCALE_MAX << 23 | 15 << LADE_MANTISSA_SHIFT;
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
     const uint32_t m_bits = lade_f32_bits(m[k]) & 0x7fffffffu, v_bits = lade_f32_bits(v[k]) & 0x7fffffffu;
     const uint32_t sign = lade_f32_bits(m[k]) & 0x80000000u;
-    m[k] = lade_f32_from_bits(less_of(m_bits, most) | sign);
-    v[k] = lade_f32_from_bits(less_of(v_bits, most));
+    m[k] = lade_f32_from_bits(less_of(m_bits, max) | sign);
+    v[k] = lade_f32_from_bits(less_of(v_bits, max));
   }
 }
 
@@ -365,7 +365,7 @@ static __device__ inline uint32_t scale_make(const uint32_t (&rounded)[EACH], co
 #pragma unroll
   for (int k = 0; k < EACH; k++)
     largest = more_of(largest, k < place.n ? rounded[k] : 0);
-  return more_of(LADE_SCALE_LEAST, lade_scale_of(__reduce_max_sync(0xffffffffu, largest), 0));
+  return more_of(LADE_SCALE_MIN, lade_scale_of(__reduce_max_sync(0xffffffffu, largest), 0));
 }
 
 /*
@@ -472,7 +472,7 @@ static __device__ inline float weight_add(const struct rates &r, float w, float 
 }
 
 /* Magnitudes of moments for which roots and quotients need no test: bits from LEAST on and below END. */
-#define NEAR_LEAST ((uint32_t)(127 - 100) << 23)
+#define NEAR_MIN ((uint32_t)(127 - 100) << 23)
 #define NEAR_END ((uint32_t)(127 + 28) << 23)
 
 /*
@@ -497,7 +497,7 @@ template <class T, class R, class G, class X>
 static __device__ inline bool state_add_near(const struct rates &r, const struct state<T, R, G, X> &s,
                                              struct numbers &x, uint32_t m_scale, uint32_t v_scale)
 {
-  uint32_t least = NEAR_LEAST, most = NEAR_LEAST;
+  uint32_t min = NEAR_MIN, max = NEAR_MIN;
   numbers_get(s.grad, x.g);
   codes_get(false, s.m, x.m);
   codes_get(true, s.v, x.v);
@@ -506,12 +506,12 @@ static __device__ inline bool state_add_near(const struct rates &r, const struct
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
     const uint32_t m = lade_f32_bits(x.m[k]) & 0x7fffffffu, v = lade_f32_bits(x.v[k]);
-    least = less_of(less_of(least, m), v);
-    most = more_of(more_of(most, m), v);
+    min = less_of(less_of(min, m), v);
+    max = more_of(more_of(max, m), v);
     const float root = root_near(x.v[k] * r.s.correction2);
     x.w[k] = weight_add(r, x.w[k], quotient_near(x.m[k] * r.s.correction1, root + r.s.eps));
   }
-  return least < NEAR_LEAST || most >= NEAR_END || !r.are_usual || !scale_is_usual(X(), m_scale);
+  return min < NEAR_MIN || max >= NEAR_END || !r.are_usual || !scale_is_usual(X(), m_scale);
 }
 
 /* Run the sequence with the plain operators. */

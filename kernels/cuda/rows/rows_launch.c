@@ -12,15 +12,15 @@ static unsigned columns(int64_t d)
   return (unsigned)lade_div_up(d, LADE_CUDA_THREADS);
 }
 
-/* Return the threads for a row of @n_packs, @n_each per thread: whole warps, no more than have work, at most @most. */
-static unsigned row_threads_most(int64_t n_packs, int n_each, int most)
+/* Return the threads for a row of @n_packs, @n_each per thread: whole warps, no more than have work, at most @max. */
+static unsigned row_threads_max(int64_t n_packs, int n_each, int max)
 {
-  return (unsigned)LADE_MIN((uint64_t)most, lade_align_up((uint64_t)lade_div_up(n_packs, n_each), 32));
+  return (unsigned)LADE_MIN((uint64_t)max, lade_align_up((uint64_t)lade_div_up(n_packs, n_each), 32));
 }
 
 static unsigned row_threads(int64_t n_packs, int n_each)
 {
-  return row_threads_most(n_packs, n_each, LADE_CUDA_THREADS);
+  return row_threads_max(n_packs, n_each, LADE_CUDA_THREADS);
 }
 
 static unsigned shared_floats(int64_t n)
@@ -134,7 +134,7 @@ static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtyp
   const int pack = 16 / (int)lade_dtype_bytes(dtype), n_each = lade_cuda_norm_bwd_packs(d, pack);
   return (struct lade_cuda_launch){
       .grid = {(unsigned)lade_cuda_row_blocks(n_rows)},
-      .n_threads = row_threads_most(lade_cuda_row_packs(dtype, d), n_each ? n_each : LADE_CUDA_ROW_PACKS,
+      .n_threads = row_threads_max(lade_cuda_row_packs(dtype, d), n_each ? n_each : LADE_CUDA_ROW_PACKS,
                                     lade_cuda_norm_bwd_threads(d, pack)),
       .args = args,
       .shared_bytes = shared_floats(lade_cuda_norm_bwd_floats(d, pack, n_outputs))};
@@ -185,7 +185,7 @@ static void rope(const struct lade_kernel_ctx *ctx, const void *args)
                                                                                          LADE_CUDA_ROPE_RUN);
   int64_t n_packs = (a->heads + a->n_kv_heads) * lade_cuda_row_packs(a->dtype, half);
   struct lade_cuda_rope_table table = {.rope = *a};
-  LADE_ASSERT(!a->factors || half <= LADE_ROPE_MOST_FACTORS);
+  LADE_ASSERT(!a->factors || half <= LADE_ROPE_MAX_FACTORS);
   if (a->factors)
     memcpy(table.factors, a->factors, (size_t)half * sizeof(*table.factors));
   lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE_TABLE, LADE_F32,

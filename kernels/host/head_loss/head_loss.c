@@ -67,7 +67,7 @@ static struct leaves leaves_make(int64_t leaf, int64_t n_tokens)
 {
   struct leaves leaves = {.leaf = leaf ? leaf : n_tokens, .n_together = 1};
   leaves.n = lade_div_up(n_tokens, leaves.leaf);
-  LADE_ASSERT(leaves.n <= LADE_LEAVES_MOST && !(leaves.n & (leaves.n - 1)));
+  LADE_ASSERT(leaves.n <= LADE_LEAVES_MAX && !(leaves.n & (leaves.n - 1)));
   while (leaves.n_together < leaves.n && 2 * leaves.n_together * leaves.leaf <= CHUNK)
     leaves.n_together *= 2;
   return leaves;

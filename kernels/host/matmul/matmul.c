@@ -88,7 +88,7 @@ static void element_finish(const struct lade_matmul_args *args, int64_t row, int
 \
   static void tile_run_##real(const struct lade_matmul_args *args, struct output_tile tile) \
   { \
-    real sums[LADE_TREE_PLACES_MOST][TILE_M][TILE_N]; \
+    real sums[LADE_TREE_PLACES_MAX][TILE_M][TILE_N]; \
     struct lade_k_piece piece = {0}; \
     while (lade_k_piece_next(args, TILE_K, 1, &piece)) { \
       int place = lade_k_place(piece.leaf); \

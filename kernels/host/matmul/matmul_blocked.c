@@ -82,8 +82,8 @@ static struct plan plan_make(const struct lade_matmul_args *args, const struct l
   int64_t k_bytes = packed_k_bytes(args, cut), n = round_to(args->n, cut->nr);
   int64_t fitting = LADE_MAX(SHARED_BYTES / k_bytes / cut->nr, 1) * cut->nr;
   plan.n_chunk = plan.is_shared ? LADE_MIN(n, fitting) : n;
-  int64_t most_bytes = LADE_MIN(n * k_bytes, LADE_MAX(SHARED_BYTES, cut->nr * k_bytes)); /* grows with k */
-  plan.shared_bytes = plan.is_shared ? lade_align_up((size_t)most_bytes, 64) : 0;
+  int64_t max_bytes = LADE_MIN(n * k_bytes, LADE_MAX(SHARED_BYTES, cut->nr * k_bytes)); /* grows with k */
+  plan.shared_bytes = plan.is_shared ? lade_align_up((size_t)max_bytes, 64) : 0;
 
   int64_t rows = round_to(LADE_MIN(args->m, plan.max_rows), cut->left_width);
   int64_t columns = LADE_MIN(plan.n_chunk, MAX_COLUMNS), depth = round_to(LADE_MIN(args->k, cut->kc), cut->group);
@@ -283,10 +283,10 @@ void lade_matmul_blocked_run(const struct lade_matmul_level *level, const struct
 
 size_t lade_matmul_blocked_workspace_bytes(const struct lade_matmul_args *args, int n_threads)
 {
-  size_t most = 0;
+  size_t max = 0;
   for (int i = 0; i < LADE_N_CUTS; i++) {
     struct plan plan = plan_make(args, &lade_matmul_cuts[i]);
-    most = LADE_MAX(most, plan.shared_bytes + (size_t)n_threads * plan.thread_bytes);
+    max = LADE_MAX(max, plan.shared_bytes + (size_t)n_threads * plan.thread_bytes);
   }
-  return most;
+  return max;
 }

@@ -23,7 +23,7 @@ static void part_get(const struct lade_k_tree *tree, int leaf, int i_span, int64
   *ret_end = before + LADE_MIN((leaf + 1) * part, span);
 }
 
-bool lade_k_piece_next(const struct lade_matmul_args *args, int64_t most, int group, struct lade_k_piece *piece)
+bool lade_k_piece_next(const struct lade_matmul_args *args, int64_t max, int group, struct lade_k_piece *piece)
 {
   struct lade_k_tree tree = tree_get(args);
   int64_t first, end;
@@ -39,7 +39,7 @@ bool lade_k_piece_next(const struct lade_matmul_args *args, int64_t most, int gr
     part_get(&tree, piece->leaf, piece->span, &first, &end);
     piece->k = first;
   }
-  piece->k_end = LADE_MIN(piece->k + most, end);
+  piece->k_end = LADE_MIN(piece->k + max, end);
   piece->is_first = piece->span == 0 && piece->k == first;
   piece->is_last = piece->span == tree.n_spans - 1 && piece->k_end == end;
   return true;
@@ -61,6 +61,6 @@ int64_t lade_k_packed(const struct lade_matmul_args *args, int group)
 
 int lade_k_places(const struct lade_matmul_args *args)
 {
-  LADE_ASSERT(args->tree.n_leaves <= LADE_LEAVES_MOST && !(args->tree.n_leaves & (args->tree.n_leaves - 1)));
+  LADE_ASSERT(args->tree.n_leaves <= LADE_LEAVES_MAX && !(args->tree.n_leaves & (args->tree.n_leaves - 1)));
   return args->tree.n_leaves ? lade_k_place(args->tree.n_leaves - 1) + 1 : 1;
 }

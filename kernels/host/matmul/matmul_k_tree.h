@@ -12,7 +12,7 @@
 
 #include "kernels/kernels.h"
 
-#define LADE_TREE_PLACES_MOST 4 /* for LADE_LEAVES_MOST leaves */
+#define LADE_TREE_PLACES_MAX 4 /* for LADE_LEAVES_MAX leaves */
 
 /* A run of k in one part of a leaf. All zero: before the first one. */
 struct lade_k_piece {
@@ -23,10 +23,10 @@ struct lade_k_piece {
 };
 
 /*
- * Advance to the next piece: at most @most of the product's k, with @group k packed together. False after the last one;
+ * Advance to the next piece: at most @max of the product's k, with @group k packed together. False after the last one;
  * packed_k is then that of all pieces.
  */
-bool lade_k_piece_next(const struct lade_matmul_args *args, int64_t most, int group, struct lade_k_piece *piece);
+bool lade_k_piece_next(const struct lade_matmul_args *args, int64_t max, int group, struct lade_k_piece *piece);
 
 /* Return packed_k of all pieces. pre: pieces are of whole groups, so that only the last one of a part is rounded up. */
 int64_t lade_k_packed(const struct lade_matmul_args *args, int group);

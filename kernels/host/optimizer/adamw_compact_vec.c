@@ -201,7 +201,7 @@ VEC_INLINE vu v_code(vu v, uint32_t scale, vu word)
 struct compact_block {
   uint32_t m[LADE_MOMENT_BLOCK], v[LADE_MOMENT_BLOCK]; /* in each group of 32 elements the even ones come first */
   uint32_t scale_m, scale_v;
-  vu most_m, most_v; /* largest rounded magnitude, by lane */
+  vu max_m, max_v; /* largest rounded magnitude, by lane */
 };
 
 VEC_INLINE void lines_prefetch(const struct lade_adamw_args *a, int64_t i, struct form form)
@@ -243,8 +243,8 @@ VEC_INLINE void block_put(struct compact_block *block, int at, vu m, vu v, vu wo
   const vu size = vu_set(0x7fffffff);
   vu_store(block->m + at, m);
   vu_store(block->v + at, v);
-  block->most_m = vu_max(block->most_m, vu_add(vu_and(m, size), m_added(word)));
-  block->most_v = vu_max(block->most_v, vu_add(vu_and(v, size), v_added(word)));
+  block->max_m = vu_max(block->max_m, vu_add(vu_and(m, size), m_added(word)));
+  block->max_v = vu_max(block->max_v, vu_add(vu_and(v, size), v_added(word)));
 }
 
 /* Process 32 elements from @i, at @at in their block. */
@@ -297,7 +297,7 @@ VEC_INLINE void block_step(const struct lade_adamw_args *a, const struct factors
   if (form.moments == LADE_MOMENTS_8BIT) {
     block.scale_m = lade_scale_clamp(a->m_scales[i_block]);
     block.scale_v = lade_scale_clamp(a->v_scales[i_block]);
-    block.most_m = block.most_v = vu_set(0);
+    block.max_m = block.max_v = vu_set(0);
   }
   for (int at = 0; at < LADE_MOMENT_BLOCK; at += PAIR_ELEMENTS) {
     lines_prefetch(a, from + at, form);
@@ -305,8 +305,8 @@ VEC_INLINE void block_step(const struct lade_adamw_args *a, const struct factors
   }
   if (form.moments != LADE_MOMENTS_8BIT)
     return;
-  block.scale_m = lade_scale_clamp(vu_largest(block.most_m) >> 23);
-  block.scale_v = lade_scale_clamp(vu_largest(block.most_v) >> 23);
+  block.scale_m = lade_scale_clamp(vu_largest(block.max_m) >> 23);
+  block.scale_v = lade_scale_clamp(vu_largest(block.max_v) >> 23);
   a->m_scales[i_block] = (uint8_t)block.scale_m;
   a->v_scales[i_block] = (uint8_t)block.scale_v;
   codes_store(a, &block, from, draw, turn);

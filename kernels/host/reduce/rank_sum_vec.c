@@ -8,7 +8,7 @@
  */
 #include "kernels/host/lanes.h"
 
-#define LEVELS_MOST 31 /* as many bits as n_terms has */
+#define LEVELS_MAX 31 /* as many bits as n_terms has */
 
 /* Return x[term] + x[term + 1], or the last one alone. */
 VEC_INLINE void pair_sum(int64_t i, int count, int n, const struct lade_rank_sum_args *a, enum lade_dtype dtype,
@@ -24,7 +24,7 @@ VEC_INLINE void pair_sum(int64_t i, int count, int n, const struct lade_rank_sum
 
 VEC_INLINE void group_step(int64_t i, int count, int n, const struct lade_rank_sum_args *a, enum lade_dtype dtype)
 {
-  vf waiting[LEVELS_MOST][VEC_GROUP], sum[VEC_GROUP];
+  vf waiting[LEVELS_MAX][VEC_GROUP], sum[VEC_GROUP];
   int last = (a->n_terms - 1) / 2;
   for (int pair = 0; pair < last; pair++) {
     int level = 0;

@@ -26,7 +26,7 @@ BATCH_PIECES = 4096
 AHEAD = 3  # batches of each process that are under way
 TELL_SECONDS = 0.2
 PR_SET_PDEATHSIG = 1
-TOKENIZER_BYTES_MOST = 1 << 28
+TOKENIZER_BYTES_MAX = 1 << 28
 
 _ENCODER = None  # of this process, set by _worker_begin
 
@@ -155,11 +155,11 @@ def _encoded(options, encoder, n_processes):
 def _tokenizer_read(path):
     try:
         with open(path, "rb") as file:
-            data = file.read(TOKENIZER_BYTES_MOST + 1)
+            data = file.read(TOKENIZER_BYTES_MAX + 1)
     except OSError as fault:
         raise Fault(f"--tokenizer {path}: {fault.strerror}", USAGE) from None
-    if len(data) > TOKENIZER_BYTES_MOST:
-        raise Fault(f"--tokenizer {path}: longer than {TOKENIZER_BYTES_MOST} bytes", USAGE)
+    if len(data) > TOKENIZER_BYTES_MAX:
+        raise Fault(f"--tokenizer {path}: longer than {TOKENIZER_BYTES_MAX} bytes", USAGE)
     return data
 
 

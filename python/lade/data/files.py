@@ -19,7 +19,7 @@ MAGIC_16, VERSION_16 = 20240520, 1
 MAGIC_32, VERSION_32 = 20240801, 7
 EXTENSION, EXTENSION_VERSION = 0x4544414C, 1  # "LADE"
 NAME_BYTES = 256
-TOKENS_MOST = 1 << 30  # of a file; llm.c's count has 31 bits
+TOKENS_MAX = 1 << 30  # of a file; llm.c's count has 31 bits
 
 
 def header_make(n_tokens, token_bytes, vocabulary, separator, digest, name):
@@ -33,7 +33,7 @@ def header_make(n_tokens, token_bytes, vocabulary, separator, digest, name):
 class TokenFiles:
     """The files of one part, each of at most @most tokens; @kind is "train" or "valid"."""
 
-    def __init__(self, directory, kind, token_bytes, most=TOKENS_MOST):
+    def __init__(self, directory, kind, token_bytes, most=TOKENS_MAX):
         self.directory, self.kind, self.token_bytes, self.most = directory, kind, token_bytes, most
         self.file, self.counts = None, []
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_NAMED_MOST = 3
+_NAMED_MAX = 3
 _UNWRITTEN = ("aten.empty", "aten.new_empty", "aten.empty_like")
 
 
@@ -76,6 +76,6 @@ def others(planned, run_captured, run_uncaptured, bits):
         if other:
             where = node.meta.get("lade_module")
             found.append(f"{op} result {other[0]}" + (f" in {where}" if where else ""))
-        if len(found) == _NAMED_MOST:
+        if len(found) == _NAMED_MAX:
             break
     return ", then ".join(found)

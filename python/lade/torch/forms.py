@@ -17,7 +17,7 @@ PLAIN = (int, float, complex, bool, str, bytes)
 _ATOMS = (*PLAIN, type(None), enum.Enum, torch.dtype, torch.device, torch.Tensor)
 _CLOSED = (*_ATOMS, type, torch.nn.Module, torch.optim.Optimizer)
 _CONTAINERS = (list, dict, collections.deque)
-_DEEP_MOST = 8
+_DEEP_MAX = 8
 
 
 class Form:
@@ -122,7 +122,7 @@ def _attributes(thing, above):
 
 def _carries(thing, above):
     """True if an object, within those with the ids @above, carries a batch."""
-    if len(above) > _DEEP_MOST or id(thing) in above or not _may_carry(thing) or not _can_make(type(thing)):
+    if len(above) > _DEEP_MAX or id(thing) in above or not _may_carry(thing) or not _can_make(type(thing)):
         return False
     if isinstance(thing, collections.UserDict):
         return True

@@ -17,7 +17,7 @@ from ..errors import Error
 from ..graph import Plan
 from ..library import version
 
-_KEPT_MOST = 200  # plans; the oldest go first
+_KEPT_MAX = 200  # plans; the oldest go first
 
 
 def folder():
@@ -60,5 +60,5 @@ def save(key, plan):
             json.dump({"info": plan.info, "instrs": plan.instrs}, file)
         os.replace(file.name, os.path.join(folder(), key + ".json"))
         found = sorted((entry.stat().st_mtime, entry.path) for entry in os.scandir(folder()))
-        for _, path in found[:-_KEPT_MOST]:
+        for _, path in found[:-_KEPT_MAX]:
             os.unlink(path)

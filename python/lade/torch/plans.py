@@ -2,13 +2,13 @@
 """The plans of one form of a step's arguments: shapes, modes and plain values are equal, and each plan has its own answers.
 
 Answers are branches, shapes and counts that values decide. A step whose values give new answers in each call makes a plan in
-each call; a warning tells the user once. When PLANS_MOST plans were made and no call met one again, older ones only hold
+each call; a warning tells the user once. When PLANS_MAX plans were made and no call met one again, older ones only hold
 memory, so they are dropped.
 """
 import weakref
 
-PLANS_MOST = 32  # of one form
-_NEW_MOST = 3    # new plans in a row, without a call that met an older one, before the user is told
+PLANS_MAX = 32  # of one form
+_NEW_MAX = 3    # new plans in a row, without a call that met an older one, before the user is told
 
 
 class Plans:
@@ -41,15 +41,15 @@ class Plans:
 
     def has_room(self):
         """True if one more plan may be made: beyond the most it takes the place of another branch, shape or count."""
-        return len(self.all) < PLANS_MOST or any(map(_is_open, self.all))
+        return len(self.all) < PLANS_MAX or any(map(_is_open, self.all))
 
     def add(self, plan):
         """Keep a new plan; beyond the most the open one that was used longest ago goes. pre: has_room()."""
         self.n_made += 1
         self.n_new += not plan.planned.trace.is_cut
-        if len(self.all) >= PLANS_MOST:
+        if len(self.all) >= PLANS_MAX:
             self.all.remove(next(filter(_is_open, self.all)))
-        if self.n_made > PLANS_MOST and not self.is_met:
+        if self.n_made > PLANS_MAX and not self.is_met:
             self.all = [other for other in self.all if not _is_open(other)]
         self.all.append(plan)
         plan.plans = weakref.ref(self)  # no cycle: a step that ends frees its plans' memory at once
@@ -69,7 +69,7 @@ class Plans:
         trace = self.all[-1].planned.trace
         lines = [line for answer, line in zip(trace.branches, trace.branch_lines) if not isinstance(answer, bool)]
         line = trace.answers.open_line or (lines[0] if lines else None)
-        if self.n_new < _NEW_MOST or trace.is_cut or line is None:
+        if self.n_new < _NEW_MAX or trace.is_cut or line is None:
             return None
         return (f"lade: {self.n_new} calls of the step had {self.n_new} different shapes or numbers by values ({line}); each is "
                 "captured and planned anew, which takes longer than a step. Return the tensor and read it after the step, or keep to "

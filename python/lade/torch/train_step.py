@@ -25,7 +25,7 @@ from .interrupts import Interrupts, without_autocast
 from .tracing.branches import Otherwise
 from .pricing.meter import events_of
 from .planned import Planned, Tiers
-from .plans import PLANS_MOST, Plans
+from .plans import PLANS_MAX, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
 from .tracing import arguments
@@ -37,11 +37,11 @@ from .tracing.watch import NESTED, SPARSE
 
 WAYS = ("recompute", "host", "store")
 PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
-BACK_MOST = 8           # new beginnings of one call that know no more answers than the one before
-CAPTURES_MOST = 8       # of one step, each with more strides known
-FORMS_MOST = 256        # of arguments and of what the step reads, each with plans of its own
-FEW_MOST = 4            # forms of lists, dicts and objects, before the user is told
-VALUES_MOST = 3         # of a number that the step reads in Python, before the user is told
+BACK_MAX = 8           # new beginnings of one call that know no more answers than the one before
+CAPTURES_MAX = 8       # of one step, each with more strides known
+FORMS_MAX = 256        # of arguments and of what the step reads, each with plans of its own
+FEW_MAX = 4            # forms of lists, dicts and objects, before the user is told
+VALUES_MAX = 3         # of a number that the step reads in Python, before the user is told
 
 
 class Report(dict):
@@ -113,7 +113,7 @@ class Step:
                 return self._call_branch(args, kwargs, meter, branch)
             except Otherwise as fault:
                 n_back += branch is not None and len(fault.branch) <= len(branch)
-                if n_back > BACK_MOST:
+                if n_back > BACK_MAX:
                     raise Error("a computed value differs in each run of the step from one state: set "
                                 f"torch.use_deterministic_algorithms(True) ({fault.line})") from fault
                 branch = fault.branch
@@ -191,13 +191,13 @@ class Step:
         _refuse_wrapped(self.model)
         plans = self.ready.get(self._key(spec, leaves))
         if plans and not plans.has_room():
-            raise CannotCapture(f"the step has asked for values that had {PLANS_MOST} different answers, each with a plan of its "
+            raise CannotCapture(f"the step has asked for values that had {PLANS_MAX} different answers, each with a plan of its "
                                 "own; keep them in tensors, or decide outside of the step", "value of a tensor")
         self.sync()
         planned, seconds = self._plan(args, kwargs, branch, Answerer(self) if can_run else None)
         with Interrupts() as interrupts:  # a state that exists in part would fail an eager step
             ready = self._made_ready(planned, seconds)
-            if len(self.ready) >= FORMS_MOST:
+            if len(self.ready) >= FORMS_MAX:
                 self._forget()
                 self.known.add(planned.trace.reads)
             plans = self.ready.setdefault(self._key(spec, leaves), Plans())
@@ -215,7 +215,7 @@ class Step:
         for key, text, value in named:
             seen = self.seen.setdefault(key, set())
             seen.add(hash(value))
-            if len(seen) > (FEW_MOST if key == "form" else VALUES_MOST):
+            if len(seen) > (FEW_MAX if key == "form" else VALUES_MAX):
                 return (f"lade: {text}, with {len(seen)} values so far; each is captured and planned "
                         "anew, which takes longer than a step. Keep a number in a tensor, and a list at one length")
         return None
@@ -249,7 +249,7 @@ class Step:
     def _plan(self, args, kwargs, branch, answerer):
         """Return (plan, seconds of capture). A capture is repeated while its pricing finds other strides."""
         seconds = 0.0
-        for _ in range(CAPTURES_MOST):
+        for _ in range(CAPTURES_MAX):
             start = time.perf_counter()
             captured = self._capture(args, kwargs, branch, answerer)
             self._refuse_counters(captured, args, kwargs)

@@ -20,7 +20,7 @@
 #include "lade/allocator.h"
 
 #define LIMIT_VARIABLE "LADE_ALLOCATOR_LIMIT"
-#define LEAST_LIMIT_BYTES 65536 /* a smaller limit has lost its unit */
+#define MIN_LIMIT_BYTES 65536 /* a smaller limit has lost its unit */
 
 static struct {
   pthread_mutex_t lock;     /* guards creation and @error; never taken once the allocator exists */
@@ -35,7 +35,7 @@ static int limit_read(uint64_t *ret_bytes, struct lade_error *error)
   uint64_t bytes = 0;
   if (!text || !*text)
     return 0;
-  if (lade_size_parse(text, &bytes) || bytes < LEAST_LIMIT_BYTES)
+  if (lade_size_parse(text, &bytes) || bytes < MIN_LIMIT_BYTES)
     return lade_error_set(error, -EINVAL, LIMIT_VARIABLE "=%.60s is no limit: expected a size such as 20GiB, of 64 KiB "
                           "or more", text);
   *ret_bytes = bytes;

@@ -65,8 +65,8 @@ static int sizes_init(lade_cache *cache, const struct lade_cache_params *params)
   lade_device_get_info(params->device, &info);
   cache->limit_bytes = params->limit_bytes ? params->limit_bytes : info.capacity_bytes;
   cache->chunk_bytes = info.chunk_bytes;
-  uint64_t most_bytes = LADE_MIN(cache->limit_bytes, info.capacity_bytes); /* a limit may exceed the device */
-  while (info.is_unified && most_bytes / cache->chunk_bytes > MAX_HOST_CHUNKS)
+  uint64_t max_bytes = LADE_MIN(cache->limit_bytes, info.capacity_bytes); /* a limit may exceed the device */
+  while (info.is_unified && max_bytes / cache->chunk_bytes > MAX_HOST_CHUNKS)
     cache->chunk_bytes *= 2;
   cache->is_touchable = info.is_unified && !info.is_dry;
   return lade_cache_owners_create(cache, info.chunk_bytes);

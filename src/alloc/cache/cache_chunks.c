@@ -57,9 +57,9 @@ static int segment_create(lade_cache *cache, struct zone *zone, uint64_t bytes)
     free(segment);
     return -ENOMEM;
   }
-  uint64_t least_bytes = lade_align_up(bytes, cache->chunk_bytes);
+  uint64_t min_bytes = lade_align_up(bytes, cache->chunk_bytes);
   int error = -ENOMEM;
-  for (segment->bytes = span_bytes(cache); segment->bytes >= least_bytes && error;) {
+  for (segment->bytes = span_bytes(cache); segment->bytes >= min_bytes && error;) {
     error = lade_device_reserve(cache->device, segment->bytes, &segment->base);
     if (error)
       segment->bytes = segment->bytes / 2 / cache->chunk_bytes * cache->chunk_bytes;

@@ -550,8 +550,8 @@ void lade_cache_trace_chunk(lade_cache *cache, struct shard *shard, enum lade_ca
 struct lade_cache_echo {
   char text[ECHO_BYTES + 1];
 };
-/* Return at most @most bytes of a name, without a partial letter; "place unknown" for NULL. */
-struct lade_cache_echo lade_cache_echo(const char *name, size_t most);
+/* Return at most @max bytes of a name, without a partial letter; "place unknown" for NULL. */
+struct lade_cache_echo lade_cache_echo(const char *name, size_t max);
 
 /*
  * Write the refused request, the reason, and the memory that would have sufficed, in one line. The page of

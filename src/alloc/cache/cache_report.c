@@ -28,13 +28,13 @@
 #define ECHO_PAGE 42 /* and on the page */
 #define UTF8_MORE 3  /* bytes of a letter after its first, at most */
 
-struct lade_cache_echo lade_cache_echo(const char *name, size_t most)
+struct lade_cache_echo lade_cache_echo(const char *name, size_t max)
 {
   struct lade_cache_echo echo = {{0}};
   size_t n = 0;
   name = name ? name : UNKNOWN;
-  LADE_ASSERT(most < sizeof(echo.text));
-  for (; n < most && name[n]; n++) {
+  LADE_ASSERT(max < sizeof(echo.text));
+  for (; n < max && name[n]; n++) {
     unsigned char letter = (unsigned char)name[n];
     echo.text[n] = letter < ' ' || letter == 127 ? '?' : name[n];
   }
@@ -133,7 +133,7 @@ static void remedy_format(const struct refusal *refusal, char *text, size_t text
 int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *request, struct zone *zone, uint64_t bytes,
                       struct lade_error *error)
 {
-  char asked[16], live[16], reserved[16], limit[16], idle[16], most[16], remedy[192];
+  char asked[16], live[16], reserved[16], limit[16], idle[16], max[16], remedy[192];
   const struct lade_cache_stats *stats = &cache->stats;
   lade_cache_stats_derive(cache);
   const struct lade_cache_tag *tag = &cache->tags[largest_tag(cache)];
@@ -152,7 +152,7 @@ int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *reques
       lade_size_format(stats->reserved_bytes.current, reserved, sizeof(reserved)),
       lade_size_format(cache->limit_bytes, limit, sizeof(limit)),
       lade_size_format(lade_cache_idle_bytes(cache), idle, sizeof(idle)), lade_cache_echo(tag->name, ECHO_LINE).text,
-      lade_size_format(tag->bytes.current, most, sizeof(most)), remedy);
+      lade_size_format(tag->bytes.current, max, sizeof(max)), remedy);
 }
 
 /* ---- the page ---- */

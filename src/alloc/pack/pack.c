@@ -137,14 +137,14 @@ static int fixed_check(const struct lade_pack_item *items, int n, const int32_t 
 
 /*
  * Return a lower bound of the caller's own problem, for groups that make the merged problem harder: the bound without
- * groups, or @least_end, the end of the longest run. Overwrites packer->problem, so the caller must make it again.
+ * groups, or @min_end, the end of the longest run. Overwrites packer->problem, so the caller must make it again.
  */
-static uint64_t relaxed_bound(lade_packer *packer, const struct lade_pack_item *items, int n, uint64_t least_end)
+static uint64_t relaxed_bound(lade_packer *packer, const struct lade_pack_item *items, int n, uint64_t min_end)
 {
   size_t mark = packer->arena_used;
   lade_pack_problem_init(packer, items, n);
   packer->arena_used = mark;
-  return LADE_MAX(packer->problem.lower_bound, least_end);
+  return LADE_MAX(packer->problem.lower_bound, min_end);
 }
 
 static void effort_init(struct pack_effort *effort, const struct lade_pack_params *params, int n)
@@ -285,7 +285,7 @@ int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, in
   if (rc)
     return rc;
   effort_init(&packer->effort, &own, groups.n);
-  uint64_t bound = groups.is_exact ? 0 : relaxed_bound(packer, items, n_items, groups.least_end);
+  uint64_t bound = groups.is_exact ? 0 : relaxed_bound(packer, items, n_items, groups.min_end);
   uint64_t *offsets = has_groups ? lade_pack_take(packer, (size_t)groups.n * sizeof(*offsets)) : ret_offsets;
   rooms_ask(packer, merged, groups.n, own.stop_bytes, offsets);
   if (has_groups)

@@ -78,18 +78,18 @@ static void lowest_raise(struct pack_pile *pile, int j, int64_t lowest)
   slots_due(pile, pile->lo[j], pile->hi[j]);
 }
 
-/* Copy the lowest offsets of a slot's @n unplaced items into pile->keys. Return the least; *ret_most is the largest. */
-static int64_t keys_get(struct pack_pile *pile, const int32_t *items, int n, int64_t *ret_most)
+/* Copy the lowest offsets of a slot's @n unplaced items into pile->keys. Return the least; *ret_max is the largest. */
+static int64_t keys_get(struct pack_pile *pile, const int32_t *items, int n, int64_t *ret_max)
 {
-  int64_t least = LADE_PACK_DONE, most = 0;
+  int64_t min = LADE_PACK_DONE, max = 0;
   for (int a = 0; a < n; a++) {
     const int64_t lowest = pile->lowest[items[a]];
     pile->keys[a] = lowest;
-    least = LADE_MIN(least, lowest);
-    most = LADE_MAX(most, lowest);
+    min = LADE_MIN(min, lowest);
+    max = LADE_MAX(max, lowest);
   }
-  *ret_most = most;
-  return least;
+  *ret_max = max;
+  return min;
 }
 
 /* Sort a slot's @n unplaced items by falling lowest offset, and these offsets in pile->keys with them. */
@@ -141,10 +141,10 @@ static bool slot_infer(struct pack_pile *pile, int s)
   const int n = pile->n_open[s];
   const int64_t *keys = pile->keys;
   struct slot_ends ends = {INT64_MAX, INT64_MAX, -1};
-  int64_t sum = 0, most, least = keys_get(pile, items, n, &most);
-  if (least > pile->floor[s])
-    value_set(pile, &pile->floor[s], least);
-  if (most + pile->rest[s] <= pile->capacity) {
+  int64_t sum = 0, max, min = keys_get(pile, items, n, &max);
+  if (min > pile->floor[s])
+    value_set(pile, &pile->floor[s], min);
+  if (max + pile->rest[s] <= pile->capacity) {
     pile->work += (uint64_t)n + 10;
     return true; /* no level and no item can break a rule */
   }
@@ -295,13 +295,13 @@ bool lade_pack_pile_raise(struct pack_pile *pile, int s, int64_t floor)
 /* Return the least end above slot @s that an unplaced one of @n items can have, without those that cover the slot. */
 static int64_t items_end(const struct pack_pile *pile, const int32_t *items, int n, int s)
 {
-  int64_t least = INT64_MAX;
+  int64_t min = INT64_MAX;
   for (int a = 0; a < n; a++) {
     const int32_t k = items[a];
     if (pile->lowest[k] >= 0 && (pile->lo[k] > s || pile->hi[k] <= s))
-      least = LADE_MIN(least, pile->lowest[k] + pile->bytes[k]);
+      min = LADE_MIN(min, pile->lowest[k] + pile->bytes[k]);
   }
-  return least;
+  return min;
 }
 
 /*

@@ -76,7 +76,7 @@ static void problem_rename(struct pack_problem *problem, const struct seen *seen
     problem->lo[k] = items[k].lower;
     problem->hi[k] = items[k].upper;
     problem->align[k] = items[k].align;
-    problem->bytes[k] = lade_align_up(items[k].bytes, problem->align_least);
+    problem->bytes[k] = lade_align_up(items[k].bytes, problem->align_min);
   }
   problem->items = items;
 }

@@ -20,13 +20,13 @@
 
 #include "alloc/pack/pack_internal.h"
 
-#define ITEMS_LEAST 400   /* smaller problems need no core: the other methods handle the whole */
+#define ITEMS_MIN 400   /* smaller problems need no core: the other methods handle the whole */
 #define CORE_PART 0.6     /* of all items: a larger core is given up */
 #define DUST_PART 0x1p-12 /* of the bound: most bytes live at once of the items left out */
 #define ITEMS_GOOD 400    /* of a core, at first */
 /* A slot is nearly full if its free bytes are at most this part of the bound. */
-#define NEAR_FULL_MOST 0x1p-3
-#define NEAR_FULL_LEAST 0x1p-12
+#define NEAR_FULL_MAX 0x1p-3
+#define NEAR_FULL_MIN 0x1p-12
 #define ROUND_PART 0.3    /* of the effort left: the limit of one round */
 
 struct core {
@@ -48,7 +48,7 @@ struct core {
  */
 static uint64_t dust_find(const struct pack_problem *problem, int64_t *change)
 {
-  const int64_t most = (int64_t)((double)problem->lower_bound * DUST_PART);
+  const int64_t max = (int64_t)((double)problem->lower_bound * DUST_PART);
   uint64_t dust = problem->granule;
   for (bool is_less = true; is_less && dust < problem->lower_bound; dust *= 2) {
     int64_t sum = 0;
@@ -59,7 +59,7 @@ static uint64_t dust_find(const struct pack_problem *problem, int64_t *change)
         change[problem->hi[i]] -= (int64_t)problem->bytes[i];
       }
     for (int s = 0; s < problem->n_slots; s++)
-      is_less &= (sum += change[s]) <= most;
+      is_less &= (sum += change[s]) <= max;
     if (!is_less)
       break;
   }
@@ -217,10 +217,10 @@ static bool core_begin(struct core *core, const lade_packer *packer, double near
   core_clear(core, problem);
   core->near_full = near_full;
   core->limit_bytes = packer->target_bytes;
-  while (core->near_full > NEAR_FULL_LEAST && news_count(core, problem, packer->best) > ITEMS_GOOD)
+  while (core->near_full > NEAR_FULL_MIN && news_count(core, problem, packer->best) > ITEMS_GOOD)
     core->near_full /= 2;
   core_grow(core, problem, packer->best);
-  return near_full > NEAR_FULL_LEAST;
+  return near_full > NEAR_FULL_MIN;
 }
 
 /*
@@ -229,9 +229,9 @@ static bool core_begin(struct core *core, const lade_packer *packer, double near
  */
 static bool rounds_run(struct core *core, lade_packer *packer)
 {
-  const int n_most = (int)(packer->problem.n * CORE_PART);
-  bool is_core = core_begin(core, packer, NEAR_FULL_MOST);
-  while (is_core && !packer->effort.is_spent && core->n <= n_most) {
+  const int n_max = (int)(packer->problem.n * CORE_PART);
+  bool is_core = core_begin(core, packer, NEAR_FULL_MAX);
+  while (is_core && !packer->effort.is_spent && core->n <= n_max) {
     const uint64_t before_bytes = packer->best_bytes;
     core->limit_bytes = packer->target_bytes;
     if (!core_pack(core, packer)) {
@@ -252,7 +252,7 @@ static bool rounds_run(struct core *core, lade_packer *packer)
 bool lade_pack_core(lade_packer *packer)
 {
   struct core core;
-  if (packer->problem.n <= ITEMS_LEAST || packer->best_bytes <= packer->target_bytes)
+  if (packer->problem.n <= ITEMS_MIN || packer->best_bytes <= packer->target_bytes)
     return false;
   const bool is_met = core_init(&core, &packer->problem) && rounds_run(&core, packer);
   core_finish(&core);

@@ -110,10 +110,10 @@ struct exact {
   uint64_t random_state;
   double noise;
   int preference, corner_rule, depth;
-  int64_t capacity_least; /* no packing fits into less */
+  int64_t capacity_min; /* no packing fits into less */
   /* Soft attempts: nodes of steps back before the capacity grows, its least growth, and its maximum. */
   uint64_t patience, n_nodes_patient;
-  int64_t capacity_step, capacity_most;
+  int64_t capacity_step, capacity_max;
   bool is_filled;  /* fillers are among the items, so a failure proves nothing */
   bool is_aborted; /* a limit was met, so a failure proves nothing */
 };
@@ -158,8 +158,8 @@ static struct corner corner_get(struct pack_pile *pile, int s)
   const int32_t *items = pile->slot_items.items + pile->slot_start[s];
   for (int a = 0; a < pile->n_open[s]; a++)
     corner.n_choices += item_is_choice(pile, items[a], s);
-  const int64_t floor_most = pile->capacity - pile->rest[s];
-  corner.has_gap = corner.slack > 0 && lade_pack_pile_next_floor(pile, s, floor_most) <= floor_most;
+  const int64_t floor_max = pile->capacity - pile->rest[s];
+  corner.has_gap = corner.slack > 0 && lade_pack_pile_next_floor(pile, s, floor_max) <= floor_max;
   pile->work += 2 * (uint64_t)pile->n_open[s];
   return corner;
 }
@@ -284,8 +284,8 @@ static bool capacity_grow(struct exact *exact, int64_t lack)
   struct pack_pile *pile = &exact->pile;
   if (!pile->is_soft || exact->is_aborted || exact->n_nodes < exact->n_nodes_patient)
     return false;
-  pile->capacity += LADE_MAX(LADE_MIN(lack, exact->capacity_most), exact->capacity_step);
-  exact->is_aborted = pile->capacity > exact->capacity_most;
+  pile->capacity += LADE_MAX(LADE_MIN(lack, exact->capacity_max), exact->capacity_step);
+  exact->is_aborted = pile->capacity > exact->capacity_max;
   exact->n_nodes_patient = exact->n_nodes + exact->patience;
   return !exact->is_aborted;
 }
@@ -554,7 +554,7 @@ static void bound_raise(lade_packer *packer, int64_t capacity)
 static bool failure_read(struct exact *exact, lade_packer *packer, int64_t capacity)
 {
   if (!exact->is_aborted && !exact->is_filled && exact->pile.capacity == capacity) {
-    exact->capacity_least = capacity + 1;
+    exact->capacity_min = capacity + 1;
     bound_raise(packer, capacity);
   }
   return packer->best_bytes <= packer->target_bytes;
@@ -603,7 +603,7 @@ static bool attempt_rising(struct exact *exact, lade_packer *packer, int64_t cap
   exact->pile.is_out_of_memory = end == PACK_RISING_NO_MEMORY;
   if (end == PACK_RISING_PROVED) {
     packer->attempts.rising_over = capacity;
-    exact->capacity_least = capacity + 1;
+    exact->capacity_min = capacity + 1;
     bound_raise(packer, capacity);
   }
   return end == PACK_RISING_PACKED;
@@ -641,11 +641,11 @@ static bool attempts_run(struct exact *exact, lade_packer *packer, int n_attempt
   bool is_met = false;
   for (; n_attempts > 0 && !effort->is_spent && !exact->pile.is_out_of_memory && !is_met; n_attempts--) {
     const uint64_t work_before = effort->work;
-    const int64_t capacity = LADE_MAX((int64_t)(packer->target_bytes / granule), exact->capacity_least);
-    exact->capacity_most = (int64_t)((packer->best_bytes - 1) / granule);
-    if (capacity > exact->capacity_most)
+    const int64_t capacity = LADE_MAX((int64_t)(packer->target_bytes / granule), exact->capacity_min);
+    exact->capacity_max = (int64_t)((packer->best_bytes - 1) / granule);
+    if (capacity > exact->capacity_max)
       break; /* only padding separates the bound from the incumbent */
-    exact->capacity_step = LADE_MAX((exact->capacity_most - capacity) / STEPS, 1);
+    exact->capacity_step = LADE_MAX((exact->capacity_max - capacity) / STEPS, 1);
     const enum pack_attempt kind = attempt_pick(packer, capacity);
     is_met = attempt_run(exact, packer, kind, capacity);
     packer->attempts.spent[kind] += effort->work - work_before;
@@ -679,9 +679,9 @@ static size_t arrays_bytes(size_t n, size_t n_slots)
 
 size_t lade_pack_exact_bytes(int n)
 {
-  const size_t n_most = (size_t)LADE_MIN(n, ITEMS_MAX); /* groups bring more items down to ITEMS_MAX or fewer */
-  return arrays_bytes(3 * n_most, n_most) + 16 + /* at most a slot and two fillers each */
-         lade_pack_rising_bytes((int)n_most);
+  const size_t n_max = (size_t)LADE_MIN(n, ITEMS_MAX); /* groups bring more items down to ITEMS_MAX or fewer */
+  return arrays_bytes(3 * n_max, n_max) + 16 + /* at most a slot and two fillers each */
+         lade_pack_rising_bytes((int)n_max);
 }
 
 /* Cut all arrays of known length from the packer's arena. The others are kept between calls. */

@@ -56,19 +56,19 @@ struct first_fit_body {
 /* Some placed items, by offset. Most blocks are passed by their bounds, which lie apart from the items. */
 struct first_fit_block {
   int n;
-  int32_t lo_least, lo_most, hi_least, hi_most;
+  int32_t lo_min, lo_max, hi_min, hi_max;
   bool has_gap;      /* gap_bytes is known */
   uint64_t stretches[N_STRETCHES / 64]; /* one bit for each stretch in which it has an item */
-  uint64_t end_most;
+  uint64_t end_max;
   uint64_t gap_bytes; /* most bytes between an item's offset and the ends of all items before it in the block */
-  uint64_t offset_least; /* of its first item */
+  uint64_t offset_min; /* of its first item */
   struct first_fit_body *body;
 };
 
 /* Consecutive blocks of a shelf, with the bounds of all their items. */
 struct first_fit_group {
   int n; /* items */
-  int32_t lo_least, hi_most;
+  int32_t lo_min, hi_max;
   uint64_t stretches[N_STRETCHES / 64];
 };
 
@@ -113,22 +113,22 @@ static const int climb_orders[N_CLIMBS] = {ORDER_AREA, ORDER_LENGTH, ORDER_BYTES
 #define CLASS_ITEMS 1000.0 /* items live together; from here on classes are wide */
 #define PASSES_PER_TURN 24
 
-static size_t blocks_most(int n)
+static size_t blocks_max(int n)
 {
   return (size_t)n / (BLOCK_PLACES / 2) + 2;
 }
 
-static size_t groups_most(int n)
+static size_t groups_max(int n)
 {
-  return blocks_most(n) / GROUP_BLOCKS + 1;
+  return blocks_max(n) / GROUP_BLOCKS + 1;
 }
 
 size_t lade_pack_first_fit_bytes(int n)
 {
   const size_t block_bytes = sizeof(struct first_fit_block) + sizeof(struct first_fit_body) + sizeof(int32_t);
   size_t per_item = sizeof(int32_t) + sizeof(bool) + (2 * N_CLIMBS + 2) * sizeof(struct keyed);
-  return (size_t)n * per_item + blocks_most(n) * block_bytes +
-         groups_most(n) * sizeof(struct first_fit_group) + 512;
+  return (size_t)n * per_item + blocks_max(n) * block_bytes +
+         groups_max(n) * sizeof(struct first_fit_group) + 512;
 }
 
 /* ---- blocks ---- */
@@ -148,12 +148,12 @@ static void block_note(struct first_fit_block *block, int at, int32_t stretch_sl
     uint64_t bits = stretch_bits(place->lo, place->hi, stretch_slots, word);
     block->stretches[word] = is_first ? bits : block->stretches[word] | bits;
   }
-  block->lo_least = is_first ? place->lo : LADE_MIN(block->lo_least, place->lo);
-  block->lo_most = is_first ? place->lo : LADE_MAX(block->lo_most, place->lo);
-  block->hi_least = is_first ? place->hi : LADE_MIN(block->hi_least, place->hi);
-  block->hi_most = is_first ? place->hi : LADE_MAX(block->hi_most, place->hi);
-  block->offset_least = block->body->places[0].offset;
-  block->end_most = is_first ? place->end : LADE_MAX(block->end_most, place->end);
+  block->lo_min = is_first ? place->lo : LADE_MIN(block->lo_min, place->lo);
+  block->lo_max = is_first ? place->lo : LADE_MAX(block->lo_max, place->lo);
+  block->hi_min = is_first ? place->hi : LADE_MIN(block->hi_min, place->hi);
+  block->hi_max = is_first ? place->hi : LADE_MAX(block->hi_max, place->hi);
+  block->offset_min = block->body->places[0].offset;
+  block->end_max = is_first ? place->end : LADE_MAX(block->end_max, place->end);
   block->has_gap = false;
 }
 
@@ -174,18 +174,18 @@ static void block_append(struct first_fit_block *block, const struct first_fit_b
 
 static uint64_t block_gap(struct first_fit_block *block)
 {
-  uint64_t end = block->body->places[0].end, most = 0;
+  uint64_t end = block->body->places[0].end, max = 0;
   if (block->has_gap)
     return block->gap_bytes;
   for (int k = 1; k < block->n; k++) {
     const struct placed_item *place = &block->body->places[k];
     if (place->offset > end)
-      most = LADE_MAX(most, place->offset - end);
+      max = LADE_MAX(max, place->offset - end);
     end = LADE_MAX(end, place->end);
   }
   block->has_gap = true;
-  block->gap_bytes = most;
-  return most;
+  block->gap_bytes = max;
+  return max;
 }
 
 /* ---- the shelf ---- */
@@ -214,7 +214,7 @@ static int shelf_find(const struct shelf *shelf, uint64_t offset)
   int low = 0, high = shelf->n_blocks;
   while (low < high) {
     int middle = (low + high) / 2;
-    if (shelf_block(shelf, middle)->offset_least <= offset)
+    if (shelf_block(shelf, middle)->offset_min <= offset)
       low = middle + 1;
     else
       high = middle;
@@ -242,8 +242,8 @@ static int16_t tick_of(const struct shelf *shelf, int32_t slot)
 /* Add @block, of which @n_new items are new to it, to the bounds of @group. */
 static void group_note(struct first_fit_group *group, const struct first_fit_block *block, int n_new)
 {
-  group->lo_least = group->n ? LADE_MIN(group->lo_least, block->lo_least) : block->lo_least;
-  group->hi_most = group->n ? LADE_MAX(group->hi_most, block->hi_most) : block->hi_most;
+  group->lo_min = group->n ? LADE_MIN(group->lo_min, block->lo_min) : block->lo_min;
+  group->hi_max = group->n ? LADE_MAX(group->hi_max, block->hi_max) : block->hi_max;
   for (int word = 0; word < N_STRETCHES / 64; word++)
     group->stretches[word] = (group->n ? group->stretches[word] : 0) | block->stretches[word];
   group->n += n_new;
@@ -269,7 +269,7 @@ static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem
     block_add(shelf, 0);
   if (shelf_block(shelf, place)->n == BLOCK_PLACES) {
     block_split(shelf, place);
-    place += shelf_block(shelf, place + 1)->offset_least <= offset;
+    place += shelf_block(shelf, place + 1)->offset_min <= offset;
   }
   struct first_fit_block *block = shelf_block(shelf, place);
   while (at < block->n && block->body->places[at].offset <= offset)
@@ -347,12 +347,12 @@ static bool block_walk(const struct first_fit_block *block, struct item_walk *wa
 /* Pass @block in one step, if that gives the same result as a walk through its items. False if it may not. */
 static bool block_pass(struct first_fit_block *block, struct item_walk *walk)
 {
-  if (block->lo_least < walk->hi && block->hi_most > walk->lo && shares_stretch(block->stretches, walk)) {
-    bool is_met_whole = block->lo_most < walk->hi && block->hi_least > walk->lo;
-    if (!is_met_whole || block->offset_least >= walk->free_from + walk->bytes || block_gap(block) >= walk->bytes)
+  if (block->lo_min < walk->hi && block->hi_max > walk->lo && shares_stretch(block->stretches, walk)) {
+    bool is_met_whole = block->lo_max < walk->hi && block->hi_min > walk->lo;
+    if (!is_met_whole || block->offset_min >= walk->free_from + walk->bytes || block_gap(block) >= walk->bytes)
       return false;
-    if (block->end_most > walk->free_from)
-      walk->free_from = lade_align_up(block->end_most, walk->align);
+    if (block->end_max > walk->free_from)
+      walk->free_from = lade_align_up(block->end_max, walk->align);
   }
   walk->n_passed += (uint64_t)block->n;
   return true;
@@ -361,7 +361,7 @@ static bool block_pass(struct first_fit_block *block, struct item_walk *walk)
 /* Pass all blocks of @group in one step, if the walk's item meets none of theirs. False if it may. */
 static bool group_pass(const struct first_fit_group *group, struct item_walk *walk)
 {
-  if (group->lo_least < walk->hi && group->hi_most > walk->lo && shares_stretch(group->stretches, walk))
+  if (group->lo_min < walk->hi && group->hi_max > walk->lo && shares_stretch(group->stretches, walk))
     return false;
   walk->n_passed += (uint64_t)group->n;
   return true;
@@ -436,7 +436,7 @@ static uint64_t order_end(const lade_packer *packer, const struct keyed *order, 
 
 /*
  * Place all items in @order and leave the offsets in the packer. Items of the common start of @order and the last pass
- * keep their places. False if the effort is spent before the end. The first n_orders_least orders continue without
+ * keep their places. False if the effort is spent before the end. The first n_orders_min orders continue without
  * effort; once the deadline has passed, their remaining items are placed in lanes.
  */
 static bool order_place(lade_packer *packer, struct shelf *shelf, const struct keyed *order)
@@ -451,7 +451,7 @@ static bool order_place(lade_packer *packer, struct shelf *shelf, const struct k
     shelf_cut(shelf, n_kept);
   for (int k = n_kept; k < problem->n; k++) {
     if (work >= WORK_PER_SPEND) {
-      if (lade_pack_spend(&packer->effort, work) && packer->n_tried >= packer->n_orders_least)
+      if (lade_pack_spend(&packer->effort, work) && packer->n_tried >= packer->n_orders_min)
         return false;
       work = 0;
       is_late = lade_pack_is_late(&packer->effort);
@@ -632,13 +632,13 @@ static bool climbs_run(lade_packer *packer, struct shelf *shelf, struct climb *c
 
 static void shelf_init(lade_packer *packer, struct shelf *shelf)
 {
-  const size_t n = (size_t)packer->problem.n, n_blocks = blocks_most(packer->problem.n);
+  const size_t n = (size_t)packer->problem.n, n_blocks = blocks_max(packer->problem.n);
   *shelf = (struct shelf){
       .stretch_slots = packer->problem.n_slots / N_STRETCHES + 1,
       .tick_slots = packer->problem.n_slots / N_TICKS + 1,
       .blocks = lade_pack_take(packer, n_blocks * sizeof(*shelf->blocks)),
       .order = lade_pack_take(packer, n_blocks * sizeof(*shelf->order)),
-      .groups = lade_pack_take(packer, groups_most(packer->problem.n) * sizeof(*shelf->groups)),
+      .groups = lade_pack_take(packer, groups_max(packer->problem.n) * sizeof(*shelf->groups)),
       .placed = lade_pack_take(packer, n * sizeof(*shelf->placed)),
       .is_kept = lade_pack_take(packer, n * sizeof(*shelf->is_kept)),
   };
@@ -657,14 +657,14 @@ static bool packer_wastes_much(const lade_packer *packer)
 }
 
 /*
- * Try the orders that no earlier call placed to the end. The first n_orders_least are always tried, also without effort
+ * Try the orders that no earlier call placed to the end. The first n_orders_min are always tried, also without effort
  * left. True if the target is met.
  */
 static bool orders_try(lade_packer *packer, struct shelf *shelf, struct keyed *order)
 {
   bool is_met = false;
   while (packer->n_tried < N_ORDERS && !is_met &&
-         (packer->n_tried < packer->n_orders_least || !packer->effort.is_spent)) {
+         (packer->n_tried < packer->n_orders_min || !packer->effort.is_spent)) {
     order_make(packer, packer->n_tried, order);
     if (!order_place(packer, shelf, order))
       return false;
@@ -674,7 +674,7 @@ static bool orders_try(lade_packer *packer, struct shelf *shelf, struct keyed *o
       packer->kind_best = packer->n_tried;
     packer->n_tried++;
     if (!packer_wastes_much(packer))
-      packer->n_orders_least = 1;
+      packer->n_orders_min = 1;
   }
   return is_met;
 }
@@ -781,7 +781,7 @@ bool lade_pack_ring(lade_packer *packer)
 {
   const struct pack_problem *problem = &packer->problem;
   const size_t mark = packer->arena_used;
-  uint64_t most_bytes = 0;
+  uint64_t max_bytes = 0;
   struct shelf shelf;
   if (!packer_wastes_much(packer))
     return false;
@@ -789,9 +789,9 @@ bool lade_pack_ring(lade_packer *packer)
   struct keyed *order = lade_pack_take(packer, (size_t)problem->n * sizeof(*order));
   order_make(packer, ORDER_QUEUE, order);
   for (int i = 0; i < problem->n; i++)
-    most_bytes = LADE_MAX(most_bytes, problem->bytes[i]);
+    max_bytes = LADE_MAX(max_bytes, problem->bytes[i]);
   bool is_met = ring_is_apt(problem, order) &&
-                ring_place(packer, &shelf, order, packer->target_bytes + most_bytes) && lade_pack_offer(packer);
+                ring_place(packer, &shelf, order, packer->target_bytes + max_bytes) && lade_pack_offer(packer);
   packer->arena_used = mark;
   return is_met;
 }

@@ -118,7 +118,7 @@ static void run_hand_on(const struct group_layout *run, const struct lade_pack_i
     groups->targets[i] = item_hand_on(groups, item, i);
     groups->within[i] = 0;
   }
-  groups->least_end = LADE_MAX(groups->least_end, start + run->whole.bytes);
+  groups->min_end = LADE_MAX(groups->min_end, start + run->whole.bytes);
   groups->is_exact &= is_fixed || run->is_exact;
 }
 

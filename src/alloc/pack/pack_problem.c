@@ -124,7 +124,7 @@ void lade_pack_problem_init(lade_packer *packer, const struct lade_pack_item *it
     align_max = LADE_MAX(align_max, problem->align[i]);
   }
   problem->has_mixed_align = align_min != align_max;
-  problem->align_least = align_min;
+  problem->align_min = align_min;
   for (int i = 0; i < n; i++) {
     problem->bytes[i] = lade_align_up(items[i].bytes, align_min);
     padding_max = LADE_MAX(padding_max, problem->bytes[i] - items[i].bytes);
@@ -183,7 +183,7 @@ bool lade_pack_search_fast(lade_packer *packer, uint64_t item_work)
   struct pack_effort full = packer->effort;
   const uint64_t fast_work = item_work * (uint64_t)packer->problem.n;
   const bool has_fast_work = !full.deadline_ns && full.work_limit >= fast_work;
-  packer->n_orders_least = has_fast_work && lade_pack_first_fit_is_cheap(&packer->problem) ? 2 : 1;
+  packer->n_orders_min = has_fast_work && lade_pack_first_fit_is_cheap(&packer->problem) ? 2 : 1;
   lade_pack_effort_narrow(&packer->effort, 1, fast_work);
   const bool is_met = lade_pack_first_fit(packer);
   lade_pack_effort_widen(&packer->effort, &full);

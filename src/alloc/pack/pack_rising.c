@@ -112,11 +112,11 @@ static void changes_undo(struct rising *rising, int mark)
 /* Return the unplaced bytes of the fullest slot of item @j. */
 static int64_t item_fullest(struct rising *rising, int j)
 {
-  int64_t most = 0;
+  int64_t max = 0;
   for (int s = rising->problem->lo[j]; s < rising->problem->hi[j]; s++)
-    most = LADE_MAX(most, rising->rest[s]);
+    max = LADE_MAX(max, rising->rest[s]);
   rising->work += (uint64_t)(rising->problem->hi[j] - rising->problem->lo[j]) / 2;
-  return most;
+  return max;
 }
 
 /* Sort a part's list by the fullest slot now, if the attempt's order begins with it. */
@@ -134,10 +134,10 @@ static void part_sort(struct rising *rising, const struct rising_part *part)
 }
 
 /*
- * Return the place in the list of the next item to try after @last, at an offset of @most or less; or -1. *ret_hole is
+ * Return the place in the list of the next item to try after @last, at an offset of @max or less; or -1. *ret_hole is
  * the least possible end of an unplaced item, INT64_MAX if all are placed.
  */
-static int next_find(const struct rising *rising, const struct rising_part *part, struct rising_last last, int64_t most,
+static int next_find(const struct rising *rising, const struct rising_part *part, struct rising_last last, int64_t max,
                      int64_t *ret_hole)
 {
   const int32_t *list = rising->parts.items + part->first;
@@ -154,7 +154,7 @@ static int next_find(const struct rising *rising, const struct rising_part *part
     }
   }
   *ret_hole = hole;
-  return best < hole && best <= most ? place : -1;
+  return best < hole && best <= max ? place : -1;
 }
 
 /*
@@ -163,14 +163,14 @@ static int next_find(const struct rising *rising, const struct rising_part *part
 static bool floor_raise(struct rising *rising, int s)
 {
   const int32_t *items = rising->slot_items.items;
-  int64_t least = PLACED;
+  int64_t min = PLACED;
   for (int a = rising->slot_start[s]; a < rising->slot_start[s + 1]; a++)
-    least = LADE_MIN(least, rising->lowest[items[a]]);
+    min = LADE_MIN(min, rising->lowest[items[a]]);
   rising->work += (uint64_t)(rising->slot_start[s + 1] - rising->slot_start[s]);
-  if (least == PLACED || least <= rising->floor[s])
+  if (min == PLACED || min <= rising->floor[s])
     return true;
-  value_set(rising, &rising->floor[s], least);
-  return least + rising->rest[s] <= rising->capacity;
+  value_set(rising, &rising->floor[s], min);
+  return min + rising->rest[s] <= rising->capacity;
 }
 
 /*
@@ -223,7 +223,7 @@ static bool floors_raise(struct rising *rising)
 }
 
 /* Return the highest offset of the next item of @part at which the unplaced bytes of each slot fit above it. */
-static int64_t offset_most(const struct rising *rising, const struct rising_part *part)
+static int64_t offset_max(const struct rising *rising, const struct rising_part *part)
 {
   int64_t rest = 0;
   for (int s = part->lo; s < part->hi; s++)
@@ -305,9 +305,9 @@ static bool try_enter(struct rising *rising, const struct rising_part *part)
 /* Place the unplaced items of @part after @last. False: a dead end, with all changes undone; or an aborted attempt. */
 static bool part_solve(struct rising *rising, const struct rising_part *part, struct rising_last last)
 {
-  const int64_t most = offset_most(rising, part);
+  const int64_t max = offset_max(rising, part);
   int64_t hole;
-  int place = next_find(rising, part, last, most, &hole);
+  int place = next_find(rising, part, last, max, &hole);
   if (hole == INT64_MAX)
     return true; /* all items are placed */
   rising->is_aborted |= rising->n_nodes_left == 0;
@@ -320,7 +320,7 @@ static bool part_solve(struct rising *rising, const struct rising_part *part, st
       return true;
     if (!rising->is_aborted) /* else the attempt is over, and the next one resets all */
       changes_undo(rising, mark);
-    place = next_find(rising, part, last, most, &hole);
+    place = next_find(rising, part, last, max, &hole);
   }
   return false;
 }

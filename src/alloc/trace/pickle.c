@@ -12,7 +12,7 @@
  * memory is at most some 100 bytes per byte of the file, half-empty arrays included. A memo number past the file's
  * length is refused, because no writer can have used it.
  *
- * Neither this file nor its callers recurse, so nesting costs no stack; MARKS_MOST still bounds the open marks. Reading
+ * Neither this file nor its callers recurse, so nesting costs no stack; MARKS_MAX still bounds the open marks. Reading
  * shared values is cheap, because a reference is a number. A walk over shared values can take unbounded time, so the
  * steps of walks are counted. The limit is STEPS_PER_BYTE times the file's size. A valid snapshot needs about one step
  * per byte, and a file of hundreds of megabytes reaches the limit within seconds.
@@ -28,9 +28,9 @@
 
 #include "base/base.h"
 
-enum { MARKS_MOST = 1000, STEPS_PER_BYTE = 16, STEPS_FREE = 4096 };
+enum { MARKS_MAX = 1000, STEPS_PER_BYTE = 16, STEPS_FREE = 4096 };
 enum { VALUE_NONE, VALUE_FALSE, VALUE_TRUE }; /* numbers of the constants, the first values of every reader */
-enum { PROTOCOL_LEAST = 2, PROTOCOL_MOST = 5 };
+enum { PROTOCOL_MIN = 2, PROTOCOL_MAX = 5 };
 #define OP_STOP '.'
 #define OP_PROTO 0x80
 
@@ -177,7 +177,7 @@ static int op_proto(lade_pickle *pickle, int arg)
 {
   uint64_t version = 0;
   int code = number_take(pickle, 1, &version);
-  if (!code && (version < PROTOCOL_LEAST || version > PROTOCOL_MOST))
+  if (!code && (version < PROTOCOL_MIN || version > PROTOCOL_MAX))
     return damage(pickle, "a protocol other than 2 to 5");
   return code;
 }
@@ -204,7 +204,7 @@ static int op_stop(lade_pickle *pickle, int arg)
 
 static int op_mark(lade_pickle *pickle, int arg)
 {
-  if (pickle->marks.n == MARKS_MOST)
+  if (pickle->marks.n == MARKS_MAX)
     return damage(pickle, "nested deeper than 1000");
   return LADE_PUSH(&pickle->marks, pickle->stack.n) ? 0 : memory_out(pickle);
 }
@@ -532,9 +532,9 @@ int lade_pickle_read(const char *name, const void *bytes, size_t n_bytes, struct
   const struct op *table[256] = {NULL};
   for (size_t i = 0; i < LADE_COUNT(ops); i++)
     table[ops[i].code] = &ops[i];
-  if (n_bytes > LADE_PICKLE_BYTES_MOST)
+  if (n_bytes > LADE_PICKLE_BYTES_MAX)
     return lade_error_set(error, -EBADMSG, "%s: %zu bytes; pickles of up to %zu are read", name, n_bytes,
-                          LADE_PICKLE_BYTES_MOST);
+                          LADE_PICKLE_BYTES_MAX);
   if (n_bytes < 2 || *(const uint8_t *)bytes != OP_PROTO)
     return lade_error_set(error, -EBADMSG, "%s: byte 0: no pickle of protocol 2 to 5", name);
   lade_pickle *pickle = calloc(1, sizeof(*pickle));

@@ -33,7 +33,7 @@
  * that. So a line with a size of terabytes costs no more than others: returning n chunks takes n^2 steps of the device.
  */
 #define CHUNK_BYTES ((uint64_t)2 << 20)
-#define CHUNKS_MOST ((uint64_t)1 << 18)
+#define CHUNKS_MAX ((uint64_t)1 << 18)
 
 struct replay_walk;
 
@@ -69,7 +69,7 @@ static int caching_open(struct replay_walk *walk)
   struct lade_dry_device_params device = {.struct_size = sizeof(device), .chunk_bytes = CHUNK_BYTES,
                                           .capacity_bytes = walk->trace->peak_live_bytes * 2 + SLACK_BYTES,
                                           .to_host = {.bytes_per_s = 1}, .to_device = {.bytes_per_s = 1}};
-  while (device.capacity_bytes / device.chunk_bytes > CHUNKS_MOST)
+  while (device.capacity_bytes / device.chunk_bytes > CHUNKS_MAX)
     device.chunk_bytes *= 2;
   int code = lade_device_open_dry(&device, walk->error, &walk->device);
   for (int i = 0; i < walk->trace->n_queues && !code; i++)
@@ -279,12 +279,12 @@ static int fault(struct replay_walk *walk, const char *why)
 static int addresses_check(struct replay_walk *walk, const struct lade_pack_item *items)
 {
   int n = walk->trace->blocks.n;
-  uint64_t least = UINT64_MAX, end = 0;
+  uint64_t min = UINT64_MAX, end = 0;
   struct lade_error why = {0};
   for (int i = 0; i < n; i++)
-    least = LADE_MIN(least, walk->addresses[i]);
+    min = LADE_MIN(min, walk->addresses[i]);
   for (int i = 0; i < n; i++) {
-    walk->addresses[i] -= least;
+    walk->addresses[i] -= min;
     end = LADE_MAX(end, walk->addresses[i] + items[i].bytes);
   }
   int code = lade_pack_check(items, n, walk->addresses, end, &why);

@@ -14,7 +14,7 @@
 #include "alloc/trace/trace_internal.h"
 
 enum { CSV_ID, CSV_LOWER, CSV_UPPER, CSV_SIZE, CSV_FIELDS };
-enum { ID_LETTERS_MOST = 64 };
+enum { ID_LETTERS_MAX = 64 };
 
 struct csv_id {
   struct lade_trace_field text;
@@ -43,7 +43,7 @@ static bool id_is_text(struct lade_trace_field id)
     if ((unsigned char)id.text[i] < ' ' || id.text[i] == 127)
       return false;
   }
-  return id.n >= 1 && id.n <= ID_LETTERS_MOST;
+  return id.n >= 1 && id.n <= ID_LETTERS_MAX;
 }
 
 static int buffer_read(struct lade_trace_text *text, struct lade_trace_field line, struct lade_trace *trace,
@@ -57,18 +57,18 @@ static int buffer_read(struct lade_trace_text *text, struct lade_trace_field lin
                                   n < CSV_FIELDS ? "fewer" : "more");
   if (!id_is_text(fields[CSV_ID]))
     return lade_trace_line_refuse(text, "id is '%s': expected 1 to %d letters that can be printed",
-                                  lade_trace_echo(fields[CSV_ID]).text, ID_LETTERS_MOST);
-  int code = lade_trace_number(text, fields[CSV_LOWER], "lower", 0, LADE_TRACE_TIME_MOST, &lower);
+                                  lade_trace_echo(fields[CSV_ID]).text, ID_LETTERS_MAX);
+  int code = lade_trace_number(text, fields[CSV_LOWER], "lower", 0, LADE_TRACE_TIME_MAX, &lower);
   if (!code)
-    code = lade_trace_number(text, fields[CSV_UPPER], "upper", 0, LADE_TRACE_TIME_MOST, &upper);
+    code = lade_trace_number(text, fields[CSV_UPPER], "upper", 0, LADE_TRACE_TIME_MAX, &upper);
   if (!code)
-    code = lade_trace_number(text, fields[CSV_SIZE], "size", 1, LADE_TRACE_BYTES_MOST, &bytes);
+    code = lade_trace_number(text, fields[CSV_SIZE], "size", 1, LADE_TRACE_BYTES_MAX, &bytes);
   if (code)
     return code;
   if (lower >= upper)
     return lade_trace_line_refuse(text, "the lifetime from %s to %s is empty: upper must be above lower",
                                   lade_trace_echo(fields[CSV_LOWER]).text, lade_trace_echo(fields[CSV_UPPER]).text);
-  if (bytes > LADE_TRACE_BYTES_MOST - trace->total_bytes)
+  if (bytes > LADE_TRACE_BYTES_MAX - trace->total_bytes)
     return lade_trace_line_refuse(text, "with size %s all sizes sum past 2^60 bytes",
                                   lade_trace_echo(fields[CSV_SIZE]).text);
   struct csv_id id = {fields[CSV_ID], text->line};

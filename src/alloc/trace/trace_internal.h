@@ -35,13 +35,13 @@ struct lade_trace_field {
 bool lade_trace_line_next(struct lade_trace_text *text, struct lade_trace_field *ret_line);
 
 /*
- * Cut @line at each @separator into at most @most fields. Return the number of fields, or most + 1 if there are more.
+ * Cut @line at each @separator into at most @max fields. Return the number of fields, or @max + 1 if there are more.
  */
-int lade_trace_fields_cut(struct lade_trace_field line, char separator, int most, struct lade_trace_field *ret_fields);
+int lade_trace_fields_cut(struct lade_trace_field line, char separator, int max, struct lade_trace_field *ret_fields);
 
-/* Read the field as a whole number from @least to @most. -EBADMSG with the line, @name and the field's text. */
-int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *name, uint64_t least,
-                      uint64_t most, uint64_t *ret_number);
+/* Read the field as a whole number from @min to @max. -EBADMSG with the line, @name and the field's text. */
+int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *name, uint64_t min,
+                      uint64_t max, uint64_t *ret_number);
 
 /* Set an error that begins with the line. Return -EBADMSG. */
 int lade_trace_line_refuse(struct lade_trace_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -93,10 +93,10 @@ int lade_trace_calls_apply(struct lade_trace *trace, struct lade_trace_call *cal
  */
 int lade_trace_sites_read(struct lade_trace *trace, lade_pickle *pickle, const int *values);
 
-/* Add @bytes to *total_bytes. False, and nothing changes, past LADE_TRACE_BYTES_MOST. */
+/* Add @bytes to *total_bytes. False, and nothing changes, past LADE_TRACE_BYTES_MAX. */
 static inline bool lade_trace_bytes_add(uint64_t *total_bytes, uint64_t bytes)
 {
-  if (bytes > LADE_TRACE_BYTES_MOST - *total_bytes)
+  if (bytes > LADE_TRACE_BYTES_MAX - *total_bytes)
     return false;
   *total_bytes += bytes;
   return true;

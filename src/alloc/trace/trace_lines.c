@@ -17,7 +17,7 @@
 #include "alloc/trace/trace_internal.h"
 
 #define FORMAT "lade-trace 1"
-#define FIELDS_MOST 5
+#define FIELDS_MAX 5
 
 static int version_read(struct lade_trace_text *text)
 {
@@ -37,8 +37,8 @@ static int fields_of(struct lade_trace_field verb)
 static int call_read(struct lade_trace_text *text, struct lade_trace_field line, uint64_t *total_bytes,
                      lade_trace_call_array *calls)
 {
-  struct lade_trace_field fields[FIELDS_MOST];
-  int n = lade_trace_fields_cut(line, ' ', FIELDS_MOST, fields), expected = fields_of(fields[0]);
+  struct lade_trace_field fields[FIELDS_MAX];
+  int n = lade_trace_fields_cut(line, ' ', FIELDS_MAX, fields), expected = fields_of(fields[0]);
   if (!expected)
     return lade_trace_line_refuse(text, "'%s': expected alloc or free", lade_trace_echo(fields[0]).text);
   if (n != expected)
@@ -46,13 +46,13 @@ static int call_read(struct lade_trace_text *text, struct lade_trace_field line,
                                   expected == 5 ? "alloc TIME ID BYTES QUEUE" : "free TIME ID");
   struct lade_trace_call call = {.place = text->line, .is_free = expected == 3};
   uint64_t before = calls->n ? calls->items[calls->n - 1].time : 0, queue = 0;
-  int code = lade_trace_number(text, fields[1], "time", 0, LADE_TRACE_TIME_MOST, &call.time);
+  int code = lade_trace_number(text, fields[1], "time", 0, LADE_TRACE_TIME_MAX, &call.time);
   if (!code && call.time < before)
     return lade_trace_line_refuse(text, "time falls from %" PRIu64 " to %" PRIu64, before, call.time);
   if (!code)
     code = lade_trace_number(text, fields[2], "id", 0, INT64_MAX, &call.id);
   if (!code && !call.is_free)
-    code = lade_trace_number(text, fields[3], "size", 1, LADE_TRACE_BYTES_MOST, &call.bytes);
+    code = lade_trace_number(text, fields[3], "size", 1, LADE_TRACE_BYTES_MAX, &call.bytes);
   if (!code && !call.is_free)
     code = lade_trace_number(text, fields[4], "queue", 0, LADE_TRACE_QUEUES - 1, &queue);
   if (code)

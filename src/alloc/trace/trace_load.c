@@ -20,9 +20,9 @@ int lade_trace_read(const char *name, const char *text, size_t n_bytes, struct l
   struct lade_trace trace = {.place_word = "line"};
   lade_trace_reader_fn *read = lade_trace_read_csv;
   LADE_ASSERT(text[n_bytes] == 0);
-  if (n_bytes > LADE_TRACE_FILE_BYTES_MOST)
+  if (n_bytes > LADE_TRACE_FILE_BYTES_MAX)
     return lade_error_set(error, -EBADMSG, "%s: %zu bytes; traces of up to %zu are read", name, n_bytes,
-                          LADE_TRACE_FILE_BYTES_MOST);
+                          LADE_TRACE_FILE_BYTES_MAX);
   const size_t mark_bytes = lade_text_mark_bytes(text, n_bytes);
   text += mark_bytes;
   n_bytes -= mark_bytes;
@@ -49,7 +49,7 @@ int lade_trace_load(const char *path, struct lade_error *error, struct lade_trac
 {
   char *text = NULL;
   size_t n_bytes = 0;
-  int code = lade_file_load(path, LADE_TRACE_FILE_BYTES_MOST, error, &text, &n_bytes);
+  int code = lade_file_load(path, LADE_TRACE_FILE_BYTES_MAX, error, &text, &n_bytes);
   if (code)
     return code;
   code = lade_trace_read(path, text, n_bytes, error, ret_trace);

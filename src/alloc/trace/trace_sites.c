@@ -21,9 +21,9 @@
 #include "alloc/trace/trace_internal.h"
 
 #define SITE_BYTES 96
-#define SITES_MOST 4096   /* later ones count as unknown */
-#define N_SLOTS 8192      /* a power of two, twice SITES_MOST */
-#define FRAMES_MOST 256   /* of a block */
+#define SITES_MAX 4096   /* later ones count as unknown */
+#define N_SLOTS 8192      /* a power of two, twice SITES_MAX */
+#define FRAMES_MAX 256   /* of a block */
 
 /* Site numbers by the hash of their text; 0: an empty slot. */
 struct site_index {
@@ -45,7 +45,7 @@ static int site_number(struct lade_trace *trace, struct site_index *index, const
   for (; index->slots[i]; i = (i + 1) & (N_SLOTS - 1))
     if (strcmp(trace->sites.items[index->slots[i] - 1], text) == 0)
       return index->slots[i];
-  if (trace->sites.n == SITES_MOST)
+  if (trace->sites.n == SITES_MAX)
     return 0;
   char *own = strdup(text);
   if (!own || !LADE_PUSH(&trace->sites, own)) {
@@ -87,7 +87,7 @@ static bool site_find(lade_pickle *pickle, int value, char text[SITE_BYTES])
   int frames = 0, frame = 0, field = 0, cursor = LADE_PICKLE_START, best = -1;
   if (lade_pickle_find(pickle, value, "frames", &frames))
     return false;
-  for (int i = 0; i < FRAMES_MOST && best < 2 && !lade_pickle_next(pickle, frames, &cursor, &frame); i++) {
+  for (int i = 0; i < FRAMES_MAX && best < 2 && !lade_pickle_next(pickle, frames, &cursor, &frame); i++) {
     char file[512];
     if (lade_pickle_kind(pickle, frame) != LADE_PICKLE_DICT || lade_pickle_find(pickle, frame, "filename", &field) ||
         lade_pickle_get_text(pickle, field, file, sizeof(file)) || file_rank(file) <= best)

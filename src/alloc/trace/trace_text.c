@@ -26,17 +26,17 @@ bool lade_trace_line_next(struct lade_trace_text *text, struct lade_trace_field 
   return true;
 }
 
-int lade_trace_fields_cut(struct lade_trace_field line, char separator, int most, struct lade_trace_field *ret_fields)
+int lade_trace_fields_cut(struct lade_trace_field line, char separator, int max, struct lade_trace_field *ret_fields)
 {
   const char *at = line.text, *end = line.text + line.n;
-  for (int n = 0; n < most; n++) {
+  for (int n = 0; n < max; n++) {
     const char *cut = at < end ? memchr(at, separator, (size_t)(end - at)) : NULL;
     ret_fields[n] = (struct lade_trace_field){at, (size_t)((cut ? cut : end) - at)};
     if (!cut)
       return n + 1;
     at = cut + 1;
   }
-  return most + 1;
+  return max + 1;
 }
 
 struct lade_trace_echo lade_trace_echo(struct lade_trace_field field)
@@ -60,23 +60,23 @@ int lade_trace_line_refuse(struct lade_trace_text *text, const char *format, ...
   return lade_error_set(text->error, -EBADMSG, "%s: line %d: %s", text->name, text->line, reason);
 }
 
-int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *name, uint64_t least,
-                      uint64_t most, uint64_t *ret_number)
+int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *name, uint64_t min,
+                      uint64_t max, uint64_t *ret_number)
 {
   uint64_t number = 0;
   bool is_number = field.n > 0, is_huge = false;
   for (size_t i = 0; i < field.n; i++) {
     unsigned digit = (unsigned)(unsigned char)field.text[i] - '0';
     is_number = is_number && digit <= 9;
-    is_huge = is_huge || number > (most - LADE_MIN(digit, most)) / 10;
+    is_huge = is_huge || number > (max - LADE_MIN(digit, max)) / 10;
     number = is_number && !is_huge ? number * 10 + digit : number;
   }
   if (!is_number)
     return lade_trace_line_refuse(text, "%s is '%s': expected a whole number from %" PRIu64 " to %" PRIu64, name,
-                                  lade_trace_echo(field).text, least, most);
-  if (is_huge || number < least)
+                                  lade_trace_echo(field).text, min, max);
+  if (is_huge || number < min)
     return lade_trace_line_refuse(text, "%s is %s: it must be from %" PRIu64 " to %" PRIu64, name,
-                                  lade_trace_echo(field).text, least, most);
+                                  lade_trace_echo(field).text, min, max);
   *ret_number = number;
   return 0;
 }

@@ -31,7 +31,7 @@
 #include "alloc/pickle.h"
 #include "alloc/trace/trace_internal.h"
 
-#define ADDRESS_MOST (((uint64_t)1 << 62) - 1) /* of addresses and of sizes: the sum of any two fits int64_t */
+#define ADDRESS_MAX (((uint64_t)1 << 62) - 1) /* of addresses and of sizes: the sum of any two fits int64_t */
 
 /* A block from before the history. */
 struct old {
@@ -60,7 +60,7 @@ struct torch {
   int n_streams;
   uint64_t total_bytes;
   /* Reserved bytes: of the segments at the end, and the sum of the events so far with its extremes. */
-  int64_t end_bytes, added_bytes, most_added_bytes, least_added_bytes;
+  int64_t end_bytes, added_bytes, max_added_bytes, min_added_bytes;
   /* The current object for messages, and its number; NULL: none. */
   const char *where;
   int number;
@@ -99,21 +99,21 @@ static int field_get(struct torch *torch, int value, const char *key, int *ret_v
   return code == -ENOENT ? refuse(torch, "%s is missing", key) : code;
 }
 
-static int number_get(struct torch *torch, int value, const char *key, uint64_t least, uint64_t most,
+static int number_get(struct torch *torch, int value, const char *key, uint64_t min, uint64_t max,
                       uint64_t *ret_number)
 {
   int field = 0, code = field_get(torch, value, key, &field);
   uint64_t number = 0;
   if (code)
     return code;
-  if (lade_pickle_get_integer(torch->pickle, field, &number) || number < least || number > most)
-    return refuse(torch, "%s: expected a whole number from %" PRIu64 " to %" PRIu64, key, least, most);
+  if (lade_pickle_get_integer(torch->pickle, field, &number) || number < min || number > max)
+    return refuse(torch, "%s: expected a whole number from %" PRIu64 " to %" PRIu64, key, min, max);
   *ret_number = number;
   return 0;
 }
 
 /* Read the number under @key as number_get does, or return @otherwise if the dict lacks the key. */
-static int number_find(struct torch *torch, int value, const char *key, uint64_t most, uint64_t otherwise,
+static int number_find(struct torch *torch, int value, const char *key, uint64_t max, uint64_t otherwise,
                        uint64_t *ret_number)
 {
   int field = 0, code = field_find(torch, value, key, &field);
@@ -121,7 +121,7 @@ static int number_find(struct torch *torch, int value, const char *key, uint64_t
     *ret_number = otherwise;
     return 0;
   }
-  return code ? code : number_get(torch, value, key, 0, most, ret_number);
+  return code ? code : number_get(torch, value, key, 0, max, ret_number);
 }
 
 /* Get the next item of @list, which messages name @key. -ENOENT after the last. */
@@ -155,13 +155,13 @@ static int stream_number(struct torch *torch, int value, int *ret_queue)
 static int reserved_add(struct torch *torch, int value, int sign)
 {
   uint64_t bytes = 0;
-  int code = number_get(torch, value, "size", 0, ADDRESS_MOST, &bytes);
+  int code = number_get(torch, value, "size", 0, ADDRESS_MAX, &bytes);
   if (code)
     return code;
   torch->added_bytes += sign * (int64_t)bytes;
-  torch->most_added_bytes = LADE_MAX(torch->most_added_bytes, torch->added_bytes);
-  torch->least_added_bytes = LADE_MIN(torch->least_added_bytes, torch->added_bytes);
-  if (llabs(torch->added_bytes) > (int64_t)LADE_TRACE_BYTES_MOST)
+  torch->max_added_bytes = LADE_MAX(torch->max_added_bytes, torch->added_bytes);
+  torch->min_added_bytes = LADE_MIN(torch->min_added_bytes, torch->added_bytes);
+  if (llabs(torch->added_bytes) > (int64_t)LADE_TRACE_BYTES_MAX)
     return refuse(torch, "segments sum past 2^60 bytes");
   return 0;
 }
@@ -171,11 +171,11 @@ static int call_add(struct torch *torch, int value, bool is_free)
   struct lade_trace_call call = {.place = torch->number, .is_free = is_free, .partner = -1, .block = -1,
                                  .value = value};
   uint64_t before = torch->calls.n ? torch->calls.items[torch->calls.n - 1].time : 0;
-  int code = number_get(torch, value, "addr", 0, ADDRESS_MOST, &call.id);
+  int code = number_get(torch, value, "addr", 0, ADDRESS_MAX, &call.id);
   if (!code)
-    code = number_get(torch, value, "size", 1, LADE_TRACE_BYTES_MOST, &call.bytes);
+    code = number_get(torch, value, "size", 1, LADE_TRACE_BYTES_MAX, &call.bytes);
   if (!code)
-    code = number_find(torch, value, "time_us", LADE_TRACE_TIME_MOST, before, &call.time);
+    code = number_find(torch, value, "time_us", LADE_TRACE_TIME_MAX, before, &call.time);
   if (!code)
     code = stream_number(torch, value, &call.queue);
   if (code)
@@ -235,7 +235,7 @@ static int items_count(struct torch *torch, int list, int *ret_n)
 /* Choose the device with the longest history for the replay. */
 static int device_choose(struct torch *torch, int root)
 {
-  int histories = 0, history = 0, cursor = LADE_PICKLE_START, most = 0;
+  int histories = 0, history = 0, cursor = LADE_PICKLE_START, max = 0;
   int code = field_get(torch, root, "device_traces", &histories);
   torch->where = "device";
   for (; !code; torch->number++) {
@@ -246,15 +246,15 @@ static int device_choose(struct torch *torch, int root)
     if (code || !n)
       continue;
     torch->trace->n_devices++;
-    if (n > most) {
-      most = n;
+    if (n > max) {
+      max = n;
       torch->history = history;
       torch->trace->device = torch->number;
     }
   }
   if (code != -ENOENT)
     return code;
-  return most ? 0 : lade_error_set(torch->error, -EBADMSG, "%s: the snapshot has no history; call "
+  return max ? 0 : lade_error_set(torch->error, -EBADMSG, "%s: the snapshot has no history; call "
                                    "torch.cuda.memory._record_memory_history() before what is to be recorded",
                                    torch->name);
 }
@@ -281,9 +281,9 @@ static int block_read(struct torch *torch, int value, struct rest *rest, const u
 {
   struct old old = {.queue = rest->queue, .call = -1, .value = value};
   uint64_t bytes = 0;
-  int state = 0, code = number_get(torch, value, "size", 1, ADDRESS_MOST, &bytes);
+  int state = 0, code = number_get(torch, value, "size", 1, ADDRESS_MAX, &bytes);
   if (!code)
-    code = number_find(torch, value, "address", ADDRESS_MOST, rest->at, &old.address);
+    code = number_find(torch, value, "address", ADDRESS_MAX, rest->at, &old.address);
   if (!code)
     code = field_get(torch, value, "state", &state);
   if (code)
@@ -316,11 +316,11 @@ static int segment_read(struct torch *torch, int value, const uint64_t *known)
   int code = number_find(torch, value, "device", INT32_MAX, 0, &device);
   if (code || device != (uint64_t)torch->trace->device)
     return code;
-  code = number_get(torch, value, "total_size", 0, ADDRESS_MOST, &bytes);
-  if (!code && (torch->end_bytes += (int64_t)bytes) > (int64_t)LADE_TRACE_BYTES_MOST)
+  code = number_get(torch, value, "total_size", 0, ADDRESS_MAX, &bytes);
+  if (!code && (torch->end_bytes += (int64_t)bytes) > (int64_t)LADE_TRACE_BYTES_MAX)
     return refuse(torch, "segments sum past 2^60 bytes");
   if (!code)
-    code = number_get(torch, value, "address", 0, ADDRESS_MOST, &rest.at);
+    code = number_get(torch, value, "address", 0, ADDRESS_MAX, &rest.at);
   if (!code)
     code = stream_number(torch, value, &rest.queue);
   if (!code)
@@ -487,13 +487,13 @@ static int sites_read(struct torch *torch)
 static int reserved_set(struct torch *torch)
 {
   int64_t start_bytes = torch->end_bytes - torch->added_bytes;
-  if (!torch->end_bytes && start_bytes + torch->least_added_bytes < 0)
+  if (!torch->end_bytes && start_bytes + torch->min_added_bytes < 0)
     return 0;
-  if (start_bytes + torch->least_added_bytes < 0)
+  if (start_bytes + torch->min_added_bytes < 0)
     return lade_error_set(torch->error, -EBADMSG, "%s: the history gives back more segments than there were",
                           torch->name);
-  torch->trace->has_recorded = start_bytes + torch->most_added_bytes > 0; /* else it lists no segment */
-  torch->trace->recorded_reserved_bytes = (uint64_t)(start_bytes + torch->most_added_bytes);
+  torch->trace->has_recorded = start_bytes + torch->max_added_bytes > 0; /* else it lists no segment */
+  torch->trace->recorded_reserved_bytes = (uint64_t)(start_bytes + torch->max_added_bytes);
   return 0;
 }
 

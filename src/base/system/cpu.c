@@ -27,7 +27,7 @@
 #define ASK_PERMISSION 0x1023
 #define STATE_TILES 18
 
-#define CPUS_MOST (16 * CPU_SETSIZE) /* 16,384; Linux supports 8,192 on x86 and up to 4,096 elsewhere */
+#define CPUS_MAX (16 * CPU_SETSIZE) /* 16,384; Linux supports 8,192 on x86 and up to 4,096 elsewhere */
 
 /* Read the first line of @path into @line; false if there is none. */
 static bool line_read(const char *path, char *line, int line_bytes)
@@ -139,7 +139,7 @@ bool lade_cpu_has_steady_ticks(void)
 /* Return the CPUs of the affinity mask. The kernel refuses a mask with less room than CPUs that it could have. */
 static int affinity_count(void)
 {
-  cpu_set_t sets[CPUS_MOST / CPU_SETSIZE];
+  cpu_set_t sets[CPUS_MAX / CPU_SETSIZE];
   return sched_getaffinity(0, sizeof(sets), sets) == 0 ? CPU_COUNT_S(sizeof(sets), sets) : 1;
 }
 

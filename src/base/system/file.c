@@ -32,7 +32,7 @@
 #define TEMPORARY_MARK ".tmp-"
 #define TEMPORARY_UNIQUE "XXXXXX" /* of letters and digits */
 #define TEMPORARY_TRIALS 1000
-#define STREAM_BYTES_LEAST ((size_t)1 << 16) /* first capacity for a stream, which doubles */
+#define STREAM_BYTES_MIN ((size_t)1 << 16) /* first capacity for a stream, which doubles */
 
 /* Read to the end of the file or to @max_bytes + 1. Return the bytes read, or a negative errno. */
 static ssize_t file_read(int fd, char *text, size_t max_bytes)
@@ -97,7 +97,7 @@ int lade_stream_load(int fd, const char *name, size_t max_bytes, struct lade_err
   int n_tries = 0, rc = 0;
   for (ssize_t got = -1; !rc && got;) {
     if (n + 1 >= capacity) {
-      capacity = LADE_MAX(2 * capacity, STREAM_BYTES_LEAST);
+      capacity = LADE_MAX(2 * capacity, STREAM_BYTES_MIN);
       char *grown = realloc(text, capacity);
       if (!grown) {
         rc = lade_error_set(error, -ENOMEM, "%s: out of memory", name);

@@ -23,7 +23,7 @@
 #include "base/base.h"
 
 #define FIRST_USER_NAMESPACE 0xeffffffdu /* its inode, the same on every Linux */
-#define EXT4_CLUSTERS_MOST 4096
+#define EXT4_CLUSTERS_MAX 4096
 #define EXT4_CLUSTERS_SHARE 50
 
 static bool has_capability(int capability)
@@ -50,7 +50,7 @@ uint64_t lade_free_space_of(const struct statfs *fs, bool has_reserve)
   if (!fs->f_blocks)
     return LADE_FREE_SPACE_UNKNOWN;
   if (has_reserve && fs->f_type == EXT4_SUPER_MAGIC) {
-    const uint64_t kept = LADE_MIN((uint64_t)fs->f_blocks / EXT4_CLUSTERS_SHARE, EXT4_CLUSTERS_MOST);
+    const uint64_t kept = LADE_MIN((uint64_t)fs->f_blocks / EXT4_CLUSTERS_SHARE, EXT4_CLUSTERS_MAX);
     n = LADE_MAX(n, fs->f_bfree - LADE_MIN(kept, (uint64_t)fs->f_bfree));
   }
   return LADE_MIN(n, LADE_FREE_SPACE_UNKNOWN / unit) * unit;

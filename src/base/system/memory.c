@@ -43,13 +43,13 @@ static bool field_read(const char *path, const char *key, uint64_t *ret_kib)
 static void limit_keep(struct lade_memory *memory, const char *name, uint64_t limit_bytes, uint64_t used_bytes)
 {
   const uint64_t bytes = limit_bytes - LADE_MIN(limit_bytes, used_bytes);
-  const size_t n = strlen(name), most = sizeof(memory->source) - 1;
+  const size_t n = strlen(name), max = sizeof(memory->source) - 1;
   if (bytes >= memory->bytes)
     return;
   memory->bytes = bytes;
   memory->limit_bytes = limit_bytes;
-  const bool is_long = n > most;
-  snprintf(memory->source, sizeof(memory->source), "%s%s", is_long ? "..." : "", is_long ? name + n - most + 3 : name);
+  const bool is_long = n > max;
+  snprintf(memory->source, sizeof(memory->source), "%s%s", is_long ? "..." : "", is_long ? name + n - max + 3 : name);
 }
 
 static int machine_look(const char *root, struct lade_memory *memory, struct lade_error *error)

@@ -29,7 +29,7 @@ struct sched_request {
 int lade_thread_start(pthread_t *ret_thread, const char *name, void *(*main)(void *), void *arg)
 {
   sigset_t all, before;
-  LADE_ASSERT(strlen(name) <= LADE_THREAD_NAME_MOST);
+  LADE_ASSERT(strlen(name) <= LADE_THREAD_NAME_MAX);
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = pthread_create(ret_thread, NULL, main, arg);

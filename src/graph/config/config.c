@@ -131,7 +131,7 @@ static int file_load(const char *path, struct lade_model *ret_model, struct lade
 {
   char *text = NULL;
   size_t bytes = 0;
-  int rc = lade_file_load(path, CONFIG_MOST_BYTES, error, &text, &bytes);
+  int rc = lade_file_load(path, CONFIG_MAX_BYTES, error, &text, &bytes);
   if (rc == 0)
     rc = config_text_read(path, text, bytes, ret_model, error);
   free(text);

@@ -12,7 +12,7 @@
 #include "graph/family.h"
 
 /* The largest real config.json is some hundred kilobytes; larger files are refused. */
-#define CONFIG_MOST_BYTES (4 << 20)
+#define CONFIG_MAX_BYTES (4 << 20)
 
 struct config {
   const char *path;

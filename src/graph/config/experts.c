@@ -52,18 +52,18 @@ static const json_t *find(const struct reader *r, const char *name)
   return field_find(&r->config, name);
 }
 
-/* Read a whole number from @least to @most. @fallback below 0: the field is required. */
-static int64_t number(struct reader *r, const char *name, int64_t fallback, int64_t least, int64_t most)
+/* Read a whole number from @min to @max. @fallback below 0: the field is required. */
+static int64_t number(struct reader *r, const char *name, int64_t fallback, int64_t min, int64_t max)
 {
   char expected[64];
   const json_t *value = find(r, name);
   if (!value && fallback >= 0)
     return fallback;
-  if (json_is_integer(value) && json_integer_value(value) >= least && json_integer_value(value) <= most)
+  if (json_is_integer(value) && json_integer_value(value) >= min && json_integer_value(value) <= max)
     return json_integer_value(value);
-  snprintf(expected, sizeof(expected), "a whole number from %lld to %lld", (long long)least, (long long)most);
+  snprintf(expected, sizeof(expected), "a whole number from %lld to %lld", (long long)min, (long long)max);
   refuse(r, name, expected);
-  return least;
+  return min;
 }
 
 static int64_t hidden(struct reader *r, const char *name)
@@ -91,7 +91,7 @@ static int64_t experts_number(struct reader *r, const char *name)
 static void common_read(struct reader *r)
 {
   struct lade_experts *model = r->model;
-  model->layers = number(r, "num_hidden_layers", -1, 1, LADE_EXPERTS_MOST_LAYERS);
+  model->layers = number(r, "num_hidden_layers", -1, 1, LADE_EXPERTS_MAX_LAYERS);
   model->width = number(r, "hidden_size", -1, 1, MAX_WIDTH);
   model->heads = number(r, "num_attention_heads", -1, 1, MAX_HEADS);
   model->n_kv_heads = number(r, "num_key_value_heads", model->heads, 1, MAX_HEADS);
@@ -127,7 +127,7 @@ static void dense_add(struct lade_experts *model, int64_t layer)
 static void qwen_layers_read(struct reader *r)
 {
   struct lade_experts *model = r->model;
-  const int64_t step = number(r, "decoder_sparse_step", 1, 1, LADE_EXPERTS_MOST_LAYERS);
+  const int64_t step = number(r, "decoder_sparse_step", 1, 1, LADE_EXPERTS_MAX_LAYERS);
   const json_t *listed = find(r, "mlp_only_layers");
   for (int64_t layer = 0; layer < model->layers; layer++) {
     if ((layer + 1) % step)
@@ -147,8 +147,8 @@ static void deepseek_layers_read(struct reader *r, int64_t fallback)
 {
   struct lade_experts *model = r->model;
   const json_t *types = find(r, "mlp_layer_types");
-  const int64_t n_first = number(r, "first_k_dense_replace", fallback, 0, LADE_EXPERTS_MOST_LAYERS);
-  if (number(r, "moe_layer_freq", 1, 1, LADE_EXPERTS_MOST_LAYERS) != 1)
+  const int64_t n_first = number(r, "first_k_dense_replace", fallback, 0, LADE_EXPERTS_MAX_LAYERS);
+  if (number(r, "moe_layer_freq", 1, 1, LADE_EXPERTS_MAX_LAYERS) != 1)
     refuse(r, "moe_layer_freq", "1");
   if (types && json_array_size(types) != (size_t)model->layers)
     refuse(r, "mlp_layer_types", "one entry for each layer");
@@ -336,7 +336,7 @@ static int64_t mlp_n_params(const struct lade_experts *model, int64_t layer, int
 }
 
 /* Return a bound on the parameters of a layer. */
-static int64_t layer_most_params(const struct lade_experts *model)
+static int64_t layer_max_params(const struct lade_experts *model)
 {
   const int64_t d = model->width;
   return attention_n_params(model) + 2 * d + model->n_experts * d +
@@ -365,7 +365,7 @@ static int model_read(struct reader *r, const char *type)
   }
   if (r->model->n_active > r->model->n_experts)
     refuse(r, "num_experts_per_tok", "at most the number of experts");
-  if (!r->rc && (double)r->model->layers * (double)layer_most_params(r->model) > MAX_PARAMS)
+  if (!r->rc && (double)r->model->layers * (double)layer_max_params(r->model) > MAX_PARAMS)
     refuse(r, "num_hidden_layers", "a model of at most 10^15 parameters");
   return r->rc;
 }
@@ -374,7 +374,7 @@ static int file_load(const char *path, struct lade_experts *ret_model, struct la
 {
   char *text = NULL;
   size_t bytes = 0;
-  if (lade_file_load(path, CONFIG_MOST_BYTES, NULL, &text, &bytes))
+  if (lade_file_load(path, CONFIG_MAX_BYTES, NULL, &text, &bytes))
     return -ENOENT; /* the reader of other models says why */
   const size_t mark_bytes = lade_text_mark_bytes(text, bytes);
   json_t *root = json_loadb(text + mark_bytes, bytes - mark_bytes, JSON_REJECT_DUPLICATES, NULL);

@@ -174,7 +174,7 @@ static int window_read(const struct config *config, const struct config_fields *
     return rc;
   if (field_find(config, "sliding_window") && window < 1)
     return field_refuse(config, "sliding_window", "a whole number from 1, or null");
-  if (!is_used || model->layers > LADE_MODEL_MOST_LAYERS || (window == 0 && !turns_by_window(fields, window)))
+  if (!is_used || model->layers > LADE_MODEL_MAX_LAYERS || (window == 0 && !turns_by_window(fields, window)))
     return 0;
   model->window = window;
   rc = window ? windowed_read(config, fields, model) : 0;
@@ -266,7 +266,7 @@ static int smollm3_read(const struct config *config, struct lade_model *model)
     rc = field_integer(config, "no_rope_layer_interval", 4, &interval);
   if (rc == 0 && interval < 1)
     rc = field_refuse(config, "no_rope_layer_interval", "a whole number from 1");
-  for (int64_t i = 0; i < model->layers && i < LADE_MODEL_MOST_LAYERS && rc == 0; i++) {
+  for (int64_t i = 0; i < model->layers && i < LADE_MODEL_MAX_LAYERS && rc == 0; i++) {
     const json_t *one = list ? json_array_get(list, (size_t)i) : NULL;
     if (list ? json_integer_value(one) == 0 : (i + 1) % interval == 0)
       lade_layer_set_add(&model->unrotated, i);

@@ -21,8 +21,8 @@ static int factors_read(const struct config *config, const char *name, int64_t n
 {
   const json_t *list = field_find(config, name);
   char expected[64];
-  snprintf(expected, sizeof(expected), "a list of %lld numbers, at most %d", (long long)n, LADE_ROPE_MOST_FACTORS);
-  if (!json_is_array(list) || (int64_t)json_array_size(list) != n || n > LADE_ROPE_MOST_FACTORS)
+  snprintf(expected, sizeof(expected), "a list of %lld numbers, at most %d", (long long)n, LADE_ROPE_MAX_FACTORS);
+  if (!json_is_array(list) || (int64_t)json_array_size(list) != n || n > LADE_ROPE_MAX_FACTORS)
     return field_refuse(config, name, expected);
   for (int64_t i = 0; i < n; i++) {
     if (!json_is_number(json_array_get(list, (size_t)i)))

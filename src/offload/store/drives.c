@@ -31,7 +31,7 @@
 #define SLOW_RATIO 8
 #define SLOW_WINDOWS 3
 #define WINDOW_PIECES 64         /* per drive, on average */
-#define WINDOW_PIECES_LEAST 4    /* least pieces of a drive before it is compared */
+#define WINDOW_PIECES_MIN 4    /* least pieces of a drive before it is compared */
 
 static int n_active(const struct lade_store *store)
 {
@@ -234,7 +234,7 @@ static bool is_slow(const struct store_drive *drive, const struct store_drive *b
 
 static bool is_measured(const struct store_drive *drive)
 {
-  return !drive->is_aside && drive->window_pieces >= WINDOW_PIECES_LEAST;
+  return !drive->is_aside && drive->window_pieces >= WINDOW_PIECES_MIN;
 }
 
 /* Compare the drives at the end of a window, and begin the next one. */

@@ -36,13 +36,13 @@ static int drive_try(struct lade_store *store, int drive, const void *data, doub
 /*
  * Find each drive's weight. A drive with space for less than a trial is not tried, because its space limits its share.
  */
-static int weights_find(struct lade_store *store, const uint64_t *most, const void *data, double *ret_weights,
+static int weights_find(struct lade_store *store, const uint64_t *max, const void *data, double *ret_weights,
                         struct lade_error *error)
 {
   int code = 0;
   for (int i = 0; i < store->n_drives && !code; i++) {
     ret_weights[i] = 1;
-    if (store->reserved_bytes >= TRIAL_STORE_BYTES && most[i] >= TRIAL_BYTES / store->stripes.bytes)
+    if (store->reserved_bytes >= TRIAL_STORE_BYTES && max[i] >= TRIAL_BYTES / store->stripes.bytes)
       code = drive_try(store, i, data, &ret_weights[i], error);
   }
   return code;
@@ -70,19 +70,19 @@ static int room_error(const struct lade_store *store, uint64_t room_bytes, struc
 int drives_prepare(struct lade_store *store, const void *data, uint64_t *ret_file_bytes, struct lade_error *error)
 {
   double weights[LADE_STORE_DRIVES_MAX];
-  uint64_t most[LADE_STORE_DRIVES_MAX], n_slots[LADE_STORE_DRIVES_MAX];
+  uint64_t max[LADE_STORE_DRIVES_MAX], n_slots[LADE_STORE_DRIVES_MAX];
   uint32_t bytes = (uint32_t)LADE_MIN(store->piece_bytes, STORE_STRIPE_BYTES_MAX);
   uint64_t n = (uint64_t)lade_div_up((int64_t)store->reserved_bytes, bytes);
   store->stripes.bytes = bytes;
   uint64_t room = 0;
   for (int i = 0; i < store->n_drives; i++)
-    room += most[i] = drive_room(store, i);
+    room += max[i] = drive_room(store, i);
   if (room < n)
     return room_error(store, room * bytes, error);
-  int code = weights_find(store, most, data, weights, error);
+  int code = weights_find(store, max, data, weights, error);
   if (code)
     return code;
-  bool has_room = store_shares(n, store->n_drives, weights, most, n_slots);
+  bool has_room = store_shares(n, store->n_drives, weights, max, n_slots);
   LADE_ASSERT(has_room);
   for (int i = 0; i < store->n_drives && !code; i++) {
     ret_file_bytes[i] = n_slots[i] * bytes;

@@ -17,17 +17,17 @@
 #include "offload/store/stripes.h"
 
 #define SPARE_PART 8 /* an eighth more slots than stripes */
-#define SPARE_LEAST 8 /* per drive */
+#define SPARE_MIN 8 /* per drive */
 
 /* Divide @rest by weight among drives that are not full; return the undivided rest. */
-static uint64_t shares_deal(uint64_t rest, int n_drives, const double *weights, const uint64_t *most, uint64_t *shares)
+static uint64_t shares_deal(uint64_t rest, int n_drives, const double *weights, const uint64_t *max, uint64_t *shares)
 {
   double sum = 0;
   for (int i = 0; i < n_drives; i++)
-    sum += shares[i] < most[i] ? weights[i] : 0;
+    sum += shares[i] < max[i] ? weights[i] : 0;
   uint64_t left = rest;
   for (int i = 0; i < n_drives && sum > 0; i++) {
-    uint64_t room = most[i] - shares[i];
+    uint64_t room = max[i] - shares[i];
     uint64_t part = room ? (uint64_t)((double)rest * (weights[i] / sum)) + 1 : 0; /* + 1: each round makes progress */
     part = LADE_MIN(LADE_MIN(part, room), left);
     shares[i] += part;
@@ -36,13 +36,13 @@ static uint64_t shares_deal(uint64_t rest, int n_drives, const double *weights, 
   return left;
 }
 
-bool store_shares(uint64_t n, int n_drives, const double *weights, const uint64_t *most, uint64_t *ret_shares)
+bool store_shares(uint64_t n, int n_drives, const double *weights, const uint64_t *max, uint64_t *ret_shares)
 {
-  uint64_t wanted = n + n / SPARE_PART + (uint64_t)n_drives * SPARE_LEAST, left = wanted;
+  uint64_t wanted = n + n / SPARE_PART + (uint64_t)n_drives * SPARE_MIN, left = wanted;
   memset(ret_shares, 0, (size_t)n_drives * sizeof(*ret_shares));
   for (uint64_t before = left + 1; left && left < before;) {
     before = left;
-    left = shares_deal(left, n_drives, weights, most, ret_shares);
+    left = shares_deal(left, n_drives, weights, max, ret_shares);
   }
   return wanted - left >= n;
 }
@@ -50,12 +50,12 @@ bool store_shares(uint64_t n, int n_drives, const double *weights, const uint64_
 static int drive_emptiest(const struct store_stripes *stripes)
 {
   int best = 0;
-  double most = -1;
+  double max = -1;
   for (int i = 0; i < stripes->n_drives; i++) {
     const struct store_slots *slots = &stripes->slots[i];
     double part = slots->n ? (double)slots->n_free / (double)slots->n : 0;
-    if (part > most) {
-      most = part;
+    if (part > max) {
+      max = part;
       best = i;
     }
   }

@@ -37,10 +37,10 @@ struct store_stripes {
 };
 
 /*
- * Divide slots among drives for @n stripes and an eighth more, so that stripes can move: by @weights, at most @most of
+ * Divide slots among drives for @n stripes and an eighth more, so that stripes can move: by @weights, at most @max of
  * each. False if all drives together have fewer than @n.
  */
-bool store_shares(uint64_t n, int n_drives, const double *weights, const uint64_t *most, uint64_t *ret_shares);
+bool store_shares(uint64_t n, int n_drives, const double *weights, const uint64_t *max, uint64_t *ret_shares);
 
 /*
  * Map @n stripes of @bytes to drives with @n_slots each, in total at least @n. The caller ends it with finish. -ENOMEM.

@@ -182,8 +182,8 @@ static bool is_listable(enum lade_collective_kind kind)
 static int list_check(const lade_comm *comm, const struct lade_comm_list *list, struct lade_error *error)
 {
   const struct lade_collective *first = list->items;
-  if (list->n < 1 || list->n > LADE_COMM_LIST_MOST)
-    return lade_error_set(error, -EINVAL, "a list of %d collectives: it has 1 to %d", list->n, LADE_COMM_LIST_MOST);
+  if (list->n < 1 || list->n > LADE_COMM_LIST_MAX)
+    return lade_error_set(error, -EINVAL, "a list of %d collectives: it has 1 to %d", list->n, LADE_COMM_LIST_MAX);
   int status = 0;
   for (int i = 0; i < list->n && !status; i++)
     status = collective_check(comm, &list->items[i], error);

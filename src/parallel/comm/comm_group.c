@@ -2,7 +2,7 @@
 /*
  * Waits on MPI that sleep, detect failures and time out.
  *
- * A wait tests, yields the processor a few times, then sleeps for growing intervals (up to WAIT_MOST_NS). If ranks
+ * A wait tests, yields the processor a few times, then sleeps for growing intervals (up to WAIT_MAX_NS). If ranks
  * outnumber cores, a spinner would take processor time from the rank that it waits for. Every COMM_LOOK_MS it checks if
  * a peer's process has ended, through a pidfd each. A pidfd also reports a dead process that is not yet reaped. On
  * kernels without pidfd_open the check is by process number. Processes on other nodes cannot be checked: their launcher
@@ -30,8 +30,8 @@
 #include "parallel/comm/comm_node_internal.h"
 
 #define YIELDS 64 /* before the first sleep: most peers arrive at once */
-#define WAIT_FIRST_NS 10000 /* of the first sleep; doubled up to WAIT_MOST_NS */
-#define WAIT_MOST_NS 200000
+#define WAIT_FIRST_NS 10000 /* of the first sleep; doubled up to WAIT_MAX_NS */
+#define WAIT_MAX_NS 200000
 #define LINGER_MS (4 * COMM_LOOK_MS)
 
 static void serial_lock(struct comm_job *job)
@@ -83,7 +83,7 @@ static void pause_take(struct pause *pause)
     return;
   }
   nanosleep(&(struct timespec){.tv_nsec = pause->sleep_ns}, NULL);
-  pause->sleep_ns = LADE_MIN(2 * pause->sleep_ns, WAIT_MOST_NS);
+  pause->sleep_ns = LADE_MIN(2 * pause->sleep_ns, WAIT_MAX_NS);
 }
 
 /* Return an error if a member that the transfer needs has died or is stopped. @ret_is_busy: one of them is busy. */
@@ -149,7 +149,7 @@ static int transfer_wait(struct comm_group *group, struct lade_mpi_transfer *tra
 
 int comm_group_transfer(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error)
 {
-  LADE_ASSERT(transfer->bytes >= 0 && transfer->bytes <= LADE_MPI_TRANSFER_MOST);
+  LADE_ASSERT(transfer->bytes >= 0 && transfer->bytes <= LADE_MPI_TRANSFER_MAX);
   serial_lock(group->job);
   int status = group->job->mpi->begin(group->group, transfer, error);
   serial_unlock(group->job);

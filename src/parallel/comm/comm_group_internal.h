@@ -100,7 +100,7 @@ int comm_member_report_late(const struct comm_group *group, int member, struct l
 /* Return -EPIPE with the line about @member. */
 int comm_member_report_dead(const struct comm_group *group, int member, struct lade_error *error);
 
-/* Transfer and wait. At most LADE_MPI_TRANSFER_MOST bytes to or from each member. */
+/* Transfer and wait. At most LADE_MPI_TRANSFER_MAX bytes to or from each member. */
 int comm_group_transfer(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error);
 int comm_group_gather(struct comm_group *group, const void *src, void *dst, int bytes, struct lade_error *error);
 

@@ -28,7 +28,7 @@
 #include "parallel/comm/comm_group_internal.h"
 #include "parallel/comm/comm_node_internal.h"
 
-#define LOOK_GAP_MOST_NS (1000 * INT64_C(1000000)) /* a longer interval between checks means that this process did
+#define LOOK_GAP_MAX_NS (1000 * INT64_C(1000000)) /* a longer interval between checks means that this process did
                                                       not run */
 
 bool comm_member_is_dead(const struct comm_group *group, int member)
@@ -75,7 +75,7 @@ bool comm_member_is_stopped(const struct comm_group *group, int member)
     atomic_store(&process->stopped_ns, 0);
     return false;
   }
-  if (gap_ns > LOOK_GAP_MOST_NS) /* no check was made meanwhile, perhaps because this process was stopped too */
+  if (gap_ns > LOOK_GAP_MAX_NS) /* no check was made meanwhile, perhaps because this process was stopped too */
     return false;
   return atomic_fetch_add(&process->stopped_ns, gap_ns) + gap_ns >= LADE_COMM_STOPPED_MS * INT64_C(1000000);
 }
@@ -108,7 +108,7 @@ bool comm_patience_is_due(const struct comm_patience *patience)
 void comm_patience_count(struct comm_patience *patience, bool is_excused)
 {
   const int64_t now_ns = lade_now_ns();
-  patience->waited_ns += is_excused ? 0 : LADE_MIN(now_ns - patience->look_ns, LOOK_GAP_MOST_NS);
+  patience->waited_ns += is_excused ? 0 : LADE_MIN(now_ns - patience->look_ns, LOOK_GAP_MAX_NS);
   patience->look_ns = now_ns;
 }
 
@@ -125,8 +125,8 @@ enum {
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value)
 {
-  const struct timespec most = {.tv_nsec = COMM_LOOK_MS * 1000000l};
-  syscall(SYS_futex, word, FUTEX_WAIT, value, &most, NULL, 0);
+  const struct timespec max = {.tv_nsec = COMM_LOOK_MS * 1000000l};
+  syscall(SYS_futex, word, FUTEX_WAIT, value, &max, NULL, 0);
 }
 
 static void futex_wake(_Atomic uint32_t *word)

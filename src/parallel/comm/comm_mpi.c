@@ -32,7 +32,7 @@ struct mpi_comm {
   atomic_bool has_spoken;
 };
 
-#define PIECE_LEAST 4096 /* a page */
+#define PIECE_MIN 4096 /* a page */
 
 /* ---- without shared memory ---- */
 
@@ -149,16 +149,16 @@ static int chunk_all_to_all(struct mpi_comm *comm, const struct list_chunk *chun
 static int chunk_all_reduce(struct mpi_comm *comm, const struct list_chunk *chunk, struct lade_error *error)
 {
   int size = comm->group.size;
-  const uint64_t most = comm_part_most(chunk->n, size), most_bytes = most * chunk->item_bytes;
+  const uint64_t max = comm_part_max(chunk->n, size), max_bytes = max * chunk->item_bytes;
   for (int member = 0; member < size; member++)
-    chunk_pack(comm, chunk, 0, comm_part_get(chunk->n, size, member), comm->outgoing + (uint64_t)member * most_bytes);
-  int status = pieces_transfer(comm, LADE_MPI_EXCHANGE, comm->outgoing, most_bytes, error);
+    chunk_pack(comm, chunk, 0, comm_part_get(chunk->n, size, member), comm->outgoing + (uint64_t)member * max_bytes);
+  int status = pieces_transfer(comm, LADE_MPI_EXCHANGE, comm->outgoing, max_bytes, error);
   if (status)
     return status;
-  incoming_sum(comm, chunk, most, comm_part_get(chunk->n, size, comm->group.rank).n);
-  status = pieces_transfer(comm, LADE_MPI_GATHER, comm->outgoing, most_bytes, error);
+  incoming_sum(comm, chunk, max, comm_part_get(chunk->n, size, comm->group.rank).n);
+  status = pieces_transfer(comm, LADE_MPI_GATHER, comm->outgoing, max_bytes, error);
   for (int member = 0; !status && member < size; member++)
-    chunk_unpack(comm, chunk, 0, comm_part_get(chunk->n, size, member), comm->incoming + (uint64_t)member * most_bytes);
+    chunk_unpack(comm, chunk, 0, comm_part_get(chunk->n, size, member), comm->incoming + (uint64_t)member * max_bytes);
   return status;
 }
 
@@ -187,10 +187,10 @@ static int chunks_run(struct mpi_comm *comm, const struct lade_comm_list *list, 
   const enum lade_collective_kind kind = list->items->kind;
   struct list_chunk chunk = {.list = list, .item_bytes = lade_dtype_bytes(list->items->dtype)};
   uint64_t piece = comm->piece_bytes / chunk.item_bytes, n = comm_list_elements(list);
-  uint64_t most = kind == LADE_ALL_REDUCE ? piece * (uint64_t)comm->group.size : piece;
+  uint64_t max = kind == LADE_ALL_REDUCE ? piece * (uint64_t)comm->group.size : piece;
   int status = 0;
-  for (; !status && chunk.from < n; chunk.from += most) {
-    chunk.n = LADE_MIN(most, n - chunk.from);
+  for (; !status && chunk.from < n; chunk.from += max) {
+    chunk.n = LADE_MIN(max, n - chunk.from);
     status = chunk_fns[kind](comm, &chunk, error);
   }
   return status;
@@ -218,7 +218,7 @@ static int pair_run(struct mpi_comm *comm, const struct lade_collective *c, stru
     return failed;
   do {
     struct lade_mpi_transfer transfer = {.kind = is_recv ? LADE_MPI_RECV : LADE_MPI_SEND, .peer = c->peer,
-                                         .bytes = (int)LADE_MIN(bytes - from, LADE_MPI_TRANSFER_MOST)};
+                                         .bytes = (int)LADE_MIN(bytes - from, LADE_MPI_TRANSFER_MAX)};
     if (is_recv)
       transfer.dst = (char *)c->dst + from;
     else
@@ -389,8 +389,8 @@ static int staging_create(struct mpi_comm *comm, struct lade_error *error)
 {
   uint64_t size = (uint64_t)comm->group.size, half = comm->base.params.staging_bytes / 2;
   struct lade_faults *faults = comm->base.params.faults;
-  comm->piece_bytes = LADE_MAX(PIECE_LEAST, half / size / PIECE_LEAST * PIECE_LEAST);
-  comm->piece_bytes = LADE_MIN(comm->piece_bytes, LADE_MPI_TRANSFER_MOST);
+  comm->piece_bytes = LADE_MAX(PIECE_MIN, half / size / PIECE_MIN * PIECE_MIN);
+  comm->piece_bytes = LADE_MIN(comm->piece_bytes, LADE_MPI_TRANSFER_MAX);
   comm->outgoing = lade_fault_calloc(faults, 2 * size, comm->piece_bytes);
   comm->terms = lade_fault_calloc(faults, size, sizeof(*comm->terms));
   comm->intents = lade_fault_calloc(faults, size, sizeof(*comm->intents));

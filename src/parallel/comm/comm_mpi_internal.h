@@ -15,7 +15,7 @@
 
 #include "lade/types.h"
 
-#define LADE_MPI_TRANSFER_MOST (1 << 30) /* bytes of one part: MPI counts in int */
+#define LADE_MPI_TRANSFER_MAX (1 << 30) /* bytes of one part: MPI counts in int */
 
 enum lade_mpi_kind { LADE_MPI_GATHER, LADE_MPI_EXCHANGE, LADE_MPI_BROADCAST, LADE_MPI_SEND, LADE_MPI_RECV };
 

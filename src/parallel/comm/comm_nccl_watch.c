@@ -31,8 +31,8 @@
 #include "device/cuda.h"
 #include "parallel/comm/comm_nccl_internal.h"
 
-#define PAUSE_FIRST_NS 5000 /* of the first pause; doubled up to PAUSE_MOST_NS */
-#define PAUSE_MOST_NS 500000
+#define PAUSE_FIRST_NS 5000 /* of the first pause; doubled up to PAUSE_MAX_NS */
+#define PAUSE_MAX_NS 500000
 
 /* ---- launches ---- */
 
@@ -40,7 +40,7 @@
 #define HEAD_SEQUENCE_SHIFT 32 /* 32 bits */
 #define CUT_HASH_SHIFT 8 /* below it the number of items */
 
-_Static_assert(LADE_COMM_LIST_MOST < 1 << CUT_HASH_SHIFT, "the number of items has its bits");
+_Static_assert(LADE_COMM_LIST_MAX < 1 << CUT_HASH_SHIFT, "the number of items has its bits");
 
 static uint64_t head_of(const struct lade_collective *c, uint32_t sequence)
 {
@@ -128,11 +128,11 @@ static int late_find(const struct nccl_comm *comm)
   int late = -1;
   if (!comm->boards)
     return -1;
-  uint32_t least = atomic_load(&comm->boards[comm->base.rank]->n_launched);
+  uint32_t min = atomic_load(&comm->boards[comm->base.rank]->n_launched);
   for (int member = 0; member < comm->base.size; member++) {
     uint32_t n = atomic_load(&comm->boards[member]->n_launched);
-    if ((int32_t)(least - n) > 0) {
-      least = n;
+    if ((int32_t)(min - n) > 0) {
+      min = n;
       late = member;
     }
   }
@@ -355,7 +355,7 @@ int comm_nccl_settle(struct nccl_comm *comm, nccl_handle handle, const char *cal
     if (result != NCCL_IN_PROGRESS)
       break;
     nanosleep(&(struct timespec){.tv_nsec = pause_ns}, NULL);
-    pause_ns = LADE_MIN(2 * pause_ns, PAUSE_MOST_NS);
+    pause_ns = LADE_MIN(2 * pause_ns, PAUSE_MAX_NS);
     int64_t now_ns = lade_now_ns();
     if (now_ns - look_ns < NCCL_LOOK_MS * INT64_C(1000000))
       continue;

@@ -18,7 +18,7 @@
 #include "parallel/comm/comm_node_moves_internal.h"
 
 #define SPINS 2000 /* before a sleep, if each rank of the node has a core */
-#define CHUNK_LEAST 4096 /* per member, so that parts of a chunk are whole pages */
+#define CHUNK_MIN 4096 /* per member, so that parts of a chunk are whole pages */
 
 /* ---- agreeing ---- */
 
@@ -149,7 +149,7 @@ bool comm_node_is_valid(const struct comm_node *node)
 {
   const uint64_t size = (uint64_t)node->group->size, control = control_bytes(size);
   return node->terms && node->segment.data && (void *)node->control == node->segment.data &&
-         node->chunk_bytes % 4096 == 0 && node->chunk_bytes >= size * CHUNK_LEAST &&
+         node->chunk_bytes % 4096 == 0 && node->chunk_bytes >= size * CHUNK_MIN &&
          node->slots == (char *)node->segment.data + control &&
          node->results == node->slots + 2 * node->chunk_bytes * size &&
          node->segment.bytes >= control + 2 * node->chunk_bytes * (size + 1);
@@ -159,7 +159,7 @@ int comm_node_init(struct comm_node *node, struct comm_group *group, const struc
                    struct lade_error *ret_why, struct lade_error *error, bool *ret_is_shared)
 {
   uint64_t size = (uint64_t)group->size;
-  uint64_t chunk = lade_align_up(LADE_MAX(params->staging_bytes / 2, size * CHUNK_LEAST), 4096);
+  uint64_t chunk = lade_align_up(LADE_MAX(params->staging_bytes / 2, size * CHUNK_MIN), 4096);
   uint64_t control = control_bytes(size);
   *node = (struct comm_node){.group = group, .params = params, .chunk_bytes = chunk};
   node->n_spins = group->job->n_here <= lade_cpu_count() ? SPINS : 0;

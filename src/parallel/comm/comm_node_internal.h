@@ -11,7 +11,7 @@
 struct comm_intent {
   uint32_t kind, dtype, peer, sequence;
   uint64_t n_items;
-  uint64_t n[LADE_COMM_LIST_MOST]; /* elements of each item; 0 after the last */
+  uint64_t n[LADE_COMM_LIST_MAX]; /* elements of each item; 0 after the last */
 };
 
 /* Locations of an item's buffers. Window 0: private memory, or no buffer. */
@@ -24,7 +24,7 @@ struct comm_member {
   _Atomic uint32_t n_busy;                 /* in the world's segment: nested calls of lade_comm_set_busy */
   struct comm_intent intents[2];           /* by the parity of their sequence; whereabouts: the locations of each
                                               item */
-  struct comm_whereabouts whereabouts[2][LADE_COMM_LIST_MOST];
+  struct comm_whereabouts whereabouts[2][LADE_COMM_LIST_MAX];
   char words[COMM_WORDS_BYTES];            /* reason of an abort */
 };
 
@@ -91,15 +91,15 @@ struct comm_part {
 };
 #define COMM_PART_ALIGN 64 /* a cache line */
 
-static inline uint64_t comm_part_most(uint64_t total, int size)
+static inline uint64_t comm_part_max(uint64_t total, int size)
 {
   return lade_align_up((total + (uint64_t)size - 1) / (uint64_t)size, COMM_PART_ALIGN);
 }
 
 static inline struct comm_part comm_part_get(uint64_t total, int size, int member)
 {
-  uint64_t most = comm_part_most(total, size), from = LADE_MIN(most * (uint64_t)member, total);
-  return (struct comm_part){from, LADE_MIN(most, total - from)};
+  uint64_t max = comm_part_max(total, size), from = LADE_MIN(max * (uint64_t)member, total);
+  return (struct comm_part){from, LADE_MIN(max, total - from)};
 }
 
 /* Copy bytes, on the pool if there are many. */

@@ -35,8 +35,8 @@ static int mesh_make(const struct lade_layout_params *given, struct lade_error *
 
 static int sharing_check(const struct lade_layout_params *given, const struct lade_mesh *mesh, struct lade_error *error)
 {
-  if (given->zero < 0 || given->zero > LADE_ZERO_MOST)
-    return lade_error_set(error, -EINVAL, "zero %d: expected 0 to %d", given->zero, LADE_ZERO_MOST);
+  if (given->zero < 0 || given->zero > LADE_ZERO_MAX)
+    return lade_error_set(error, -EINVAL, "zero %d: expected 0 to %d", given->zero, LADE_ZERO_MAX);
   if (given->zero && mesh->axes[LADE_AXIS_SHARD].size == 1)
     return lade_error_set(error, -EINVAL, "zero %d over one replica shards nothing: give dp, or shard, of 2 or more",
                           given->zero);
@@ -163,10 +163,10 @@ static bool is_possible(const struct lade_layout_params *params, int64_t n_rows,
 int lade_layout_shrink(const struct lade_layout_params *params, int world, int64_t n_rows, int64_t micro_rows,
                        struct lade_layout_params *ret_params)
 {
-  const int tp_most = LADE_MAX(params->tp, 1), pp_most = LADE_MAX(params->pp, 1);
-  for (int tp = tp_most; tp > 0; tp--) {
-    for (int pp = pp_most; pp > 0; pp--) {
-      const bool is_part = tp_most % tp == 0 && pp_most % pp == 0;
+  const int tp_max = LADE_MAX(params->tp, 1), pp_max = LADE_MAX(params->pp, 1);
+  for (int tp = tp_max; tp > 0; tp--) {
+    for (int pp = pp_max; pp > 0; pp--) {
+      const bool is_part = tp_max % tp == 0 && pp_max % pp == 0;
       for (int dp = is_part ? world / (tp * pp) : 0; dp > 0; dp--) {
         const struct lade_layout_params sized = sizes_set(params, tp, pp, dp);
         if (!is_possible(&sized, n_rows, micro_rows))

@@ -16,22 +16,22 @@
 #include "base/base.h"
 #include "parallel/mesh.h"
 
-#define LISTED_MOST 24 /* sizes in one message */
+#define LISTED_MAX 24 /* sizes in one message */
 
 static const char *const axis_names[LADE_N_AXES] = {"tp", "cp", "ep", "dp", "pp", "expert-dp", "shard", "replicate",
                                                    "embed", "key"};
 
-/* Write "1, 2, 4 or 8", the divisors of @n from 1 to @most, into @text. */
-static char *divisors_list(int64_t n, int64_t most, char *text, size_t text_bytes)
+/* Write "1, 2, 4 or 8", the divisors of @n from 1 to @max, into @text. */
+static char *divisors_list(int64_t n, int64_t max, char *text, size_t text_bytes)
 {
-  int64_t found[LISTED_MOST];
+  int64_t found[LISTED_MAX];
   int n_found = 0;
-  for (int64_t size = 1; size <= LADE_MIN(n, most); size++) {
+  for (int64_t size = 1; size <= LADE_MIN(n, max); size++) {
     if (n % size)
       continue;
-    if (n_found == LISTED_MOST) /* keep the larger ones, and 1 */
-      memmove(&found[1], &found[2], (LISTED_MOST - 2) * sizeof(*found));
-    found[n_found == LISTED_MOST ? LISTED_MOST - 1 : n_found++] = size;
+    if (n_found == LISTED_MAX) /* keep the larger ones, and 1 */
+      memmove(&found[1], &found[2], (LISTED_MAX - 2) * sizeof(*found));
+    found[n_found == LISTED_MAX ? LISTED_MAX - 1 : n_found++] = size;
   }
   size_t at = 0;
   text[0] = 0;
@@ -45,7 +45,7 @@ static int size_refuse(struct lade_error *error, const char *axis, int64_t size,
 {
   char list[256];
   return lade_error_set(error, -EINVAL, "%s %lld does not divide %s %lld; sizes that do: %s", axis, (long long)size,
-                        whole, (long long)n, divisors_list(n, LADE_WORLD_MOST, list, sizeof(list)));
+                        whole, (long long)n, divisors_list(n, LADE_WORLD_MAX, list, sizeof(list)));
 }
 
 static int sizes_check(const struct lade_mesh_params *params, struct lade_error *error)
@@ -56,9 +56,9 @@ static int sizes_check(const struct lade_mesh_params *params, struct lade_error 
   } sizes[] = {{"world", params->world}, {"tp", params->tp}, {"cp", params->cp},      {"ep", params->ep},
                {"dp", params->dp},       {"pp", params->pp}, {"shard", params->shard}};
   for (size_t i = 0; i < LADE_COUNT(sizes); i++) {
-    if (sizes[i].size < 0 || sizes[i].size > LADE_WORLD_MOST)
+    if (sizes[i].size < 0 || sizes[i].size > LADE_WORLD_MAX)
       return lade_error_set(error, -EINVAL, "%s %d is out of range; expected 1 to %d", sizes[i].name, sizes[i].size,
-                            LADE_WORLD_MOST);
+                            LADE_WORLD_MAX);
   }
   return 0;
 }
@@ -92,9 +92,9 @@ static int world_multiply(struct lade_mesh_params *sizes, struct lade_error *err
   const int parts[] = {sizes->tp, sizes->cp, sizes->dp, sizes->pp};
   for (size_t i = 0; i < LADE_COUNT(parts); i++) {
     world *= parts[i]; /* below 10^12: each factor is at most 10^6, and so was the product */
-    if (world > LADE_WORLD_MOST)
+    if (world > LADE_WORLD_MAX)
       return lade_error_set(error, -EINVAL, "tp %d x cp %d x dp %d x pp %d is more than %d ranks", sizes->tp, sizes->cp,
-                            sizes->dp, sizes->pp, LADE_WORLD_MOST);
+                            sizes->dp, sizes->pp, LADE_WORLD_MAX);
   }
   sizes->world = (int)world;
   return 0;

@@ -44,7 +44,7 @@ struct stage_walk {
   int next;         /* the slot to compute, or to send if it is computed */
   bool is_computed;
   int next_input;   /* the first slot whose input has not arrived */
-  int received[LADE_SCHEDULE_AHEAD_MOST]; /* the slots whose inputs arrived last: a ring of n_ahead */
+  int received[LADE_SCHEDULE_AHEAD_MAX]; /* the slots whose inputs arrived last: a ring of n_ahead */
   int n_received;
   int64_t now;
 };
@@ -217,7 +217,7 @@ int lade_schedule_phases(const struct lade_pipeline *pipeline, int stage, struct
 {
   struct joint_walk w = {.pipeline = pipeline, .own = stage, .n_slots = lade_schedule_length(pipeline),
                          .n_ahead = lade_schedule_n_ahead(pipeline)};
-  LADE_ASSERT(w.n_ahead <= LADE_SCHEDULE_AHEAD_MOST);
+  LADE_ASSERT(w.n_ahead <= LADE_SCHEDULE_AHEAD_MAX);
   struct lade_slot_phase *phases = malloc(3 * (size_t)w.n_slots * sizeof(*phases));
   int status = walk_init(&w);
   if (!status && !phases)

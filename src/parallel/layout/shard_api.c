@@ -29,9 +29,9 @@
 #include "lade/shard.h"
 #include "parallel/comm.h"
 
-#define ELEMENTS_MOST (UINT64_C(1) << 44)
-#define THREADS_MOST 1024
-#define CALLS_MOST 64 /* on queues, in flight */
+#define ELEMENTS_MAX (UINT64_C(1) << 44)
+#define THREADS_MAX 1024
+#define CALLS_MAX 64 /* on queues, in flight */
 
 _Static_assert(LADE_SHARD_ELEMENTS == LADE_ADAM_SHARD_ELEMENTS, "a block is a shard of the optimizer");
 
@@ -55,8 +55,8 @@ struct lade_ranks {
   bool is_part, is_used;       /* used: it has had parts, shards or memory */
   int local_rank;
   int timeout_ms;
-  struct queued_call calls[CALLS_MOST];
-  uint64_t n_calls;            /* call i is in slot i % CALLS_MOST */
+  struct queued_call calls[CALLS_MAX];
+  uint64_t n_calls;            /* call i is in slot i % CALLS_MAX */
 };
 
 struct lade_shard {
@@ -105,9 +105,9 @@ int lade_ranks_open(const struct lade_ranks_params *params, struct lade_error *e
   int status = params ? lade_struct_read("lade_ranks_params", params, &own, sizeof(own), error) : 0;
   if (status)
     return status;
-  if (own.n_threads < 0 || own.n_threads > THREADS_MOST || own.timeout_ms < 0)
+  if (own.n_threads < 0 || own.n_threads > THREADS_MAX || own.timeout_ms < 0)
     return lade_error_set(error, -EINVAL, "lade_ranks_params: %d threads and a timeout of %d ms: 0 for what is usual, "
-                          "or at most %d threads", own.n_threads, own.timeout_ms, THREADS_MOST);
+                          "or at most %d threads", own.n_threads, own.timeout_ms, THREADS_MAX);
   lade_ranks *ranks = calloc(1, sizeof(*ranks));
   if (!ranks)
     return lade_error_set(error, -ENOMEM, "lade_ranks_open: out of memory");
@@ -170,9 +170,9 @@ int lade_ranks_set_device(lade_ranks *ranks, lade_device *device, struct lade_er
 /* Wait for the calls on queues that are in flight, all but the last @n_left of them. */
 static void calls_wait(lade_ranks *ranks, uint64_t n_left)
 {
-  uint64_t n = LADE_MIN(ranks->n_calls, CALLS_MOST);
+  uint64_t n = LADE_MIN(ranks->n_calls, CALLS_MAX);
   for (uint64_t i = ranks->n_calls - n; i + n_left < ranks->n_calls; i++) {
-    struct queued_call *call = &ranks->calls[i % CALLS_MOST];
+    struct queued_call *call = &ranks->calls[i % CALLS_MAX];
     if (call->queue)
       lade_queue_sync(call->queue, call->count);
     call->queue = NULL; /* it may be destroyed from here on */
@@ -203,11 +203,11 @@ static int call_submit(lade_ranks *ranks, lade_queue *queue, const struct lade_c
     status = lade_comm_status(ranks->comm, error);
   if (status)
     return status;
-  calls_wait(ranks, CALLS_MOST - 1);
-  struct queued_call *last = ranks->n_calls ? &ranks->calls[(ranks->n_calls - 1) % CALLS_MOST] : NULL;
+  calls_wait(ranks, CALLS_MAX - 1);
+  struct queued_call *last = ranks->n_calls ? &ranks->calls[(ranks->n_calls - 1) % CALLS_MAX] : NULL;
   if (last && last->queue && last->queue != queue)
     lade_queue_wait(queue, last->queue, last->count);
-  struct queued_call *call = &ranks->calls[ranks->n_calls % CALLS_MOST];
+  struct queued_call *call = &ranks->calls[ranks->n_calls % CALLS_MAX];
   *call = (struct queued_call){.collective = *collective, .queue = queue};
   call->work.list = (struct lade_comm_list){&call->collective, 1};
   status = lade_comm_launch(ranks->comm, queue, &call->work, &call->count);
@@ -358,7 +358,7 @@ static int sizes_compare(lade_comm *comm, uint64_t n_elements, uint64_t *all, st
       status = lade_error_set(error, -EINVAL, "lade_shard_create: rank %d cuts %llu elements and rank 0 %llu", rank,
                               (unsigned long long)all[rank], (unsigned long long)all[0]);
   }
-  if (!status && (n_elements == 0 || n_elements > ELEMENTS_MOST))
+  if (!status && (n_elements == 0 || n_elements > ELEMENTS_MAX))
     status = lade_error_set(error, -EINVAL, "lade_shard_create: %llu elements cannot be cut",
                             (unsigned long long)n_elements);
   return status;

@@ -461,8 +461,8 @@ static void wholes_hold(struct builder *b, const struct reduction_input *inputs,
 /* Reduce-scatter a batch. A block that is not added to a sum is complete with the last microbatch. */
 static void blocks_emit(struct builder *b, const struct grad_reduction *reductions, int n)
 {
-  struct reduction_input inputs[LADE_COMM_LIST_MOST];
-  int32_t complete[LADE_COMM_LIST_MOST];
+  struct reduction_input inputs[LADE_COMM_LIST_MAX];
+  int32_t complete[LADE_COMM_LIST_MAX];
   int n_complete = 0;
   for (int i = 0; i < n; i++)
     inputs[i] = reduction_input_make(b, &reductions[i]);
@@ -504,9 +504,9 @@ static void wholes_complete(struct builder *b, const int32_t *params, int n)
 
 void grads_emit(struct builder *b, const struct grad_reduction *reductions, int n)
 {
-  int32_t params[LADE_COMM_LIST_MOST];
-  for (int i = 0; i < n; i += LADE_COMM_LIST_MOST) {
-    const int n_now = LADE_MIN(n - i, LADE_COMM_LIST_MOST);
+  int32_t params[LADE_COMM_LIST_MAX];
+  for (int i = 0; i < n; i += LADE_COMM_LIST_MAX) {
+    const int n_now = LADE_MIN(n - i, LADE_COMM_LIST_MAX);
     for (int j = 0; j < n_now; j++)
       params[j] = reductions[i + j].param;
     b->n_batches++;

@@ -101,7 +101,7 @@ void operand_change(struct builder *b, int role, int32_t buffer, struct lade_val
 static bool is_grouped(const struct builder *b, const struct lade_instr *instr, uint64_t bytes)
 {
   if (b->group.last < 0 || b->group.last != b->instrs.n - 2 ||
-      b->group.last - b->group.first + 1 == LADE_COMM_LIST_MOST)
+      b->group.last - b->group.first + 1 == LADE_COMM_LIST_MAX)
     return false;
   const struct lade_instr *first = &b->instrs.items[b->group.first];
   const struct lade_param *params = b->graph->params;

@@ -87,7 +87,7 @@ struct builder {
     uint64_t bytes;      /* of their vectors */
   } group; /* the latest group of collectives; last -1: none */
   LADE_ARRAY(struct incoming) incoming; /* blocks in flight; the first n_added have been added */
-  int32_t in_flight[REDUCTIONS_IN_FLIGHT][LADE_COMM_LIST_MOST]; /* gradients' buffers of the latest batches, by batch */
+  int32_t in_flight[REDUCTIONS_IN_FLIGHT][LADE_COMM_LIST_MAX]; /* gradients' buffers of the latest batches, by batch */
   int n_in_flight[REDUCTIONS_IN_FLIGHT];
   int n_added;
   int32_t partials, clip_result, clip_result_host, step_host, step_device; /* indices of buffers */

@@ -19,7 +19,7 @@
 #include "program/build/build_internal.h"
 
 /* Operands of one instruction end here: lade_instr.n_operands has 16 bits. */
-#define OPERANDS_MOST UINT16_MAX
+#define OPERANDS_MAX UINT16_MAX
 
 struct lowered_storage {
   int32_t buffers[LADE_N_SPACES]; /* where it is; -1: it is not there */
@@ -153,9 +153,9 @@ static int range_add(struct lowering *l, const struct graph_operand *range)
 static int limits_check(const struct lowering *l, int op)
 {
   const struct graph_op *o = &l->graph->ops.items[op];
-  if (graph_op_n_operands(o) >= OPERANDS_MOST)
+  if (graph_op_n_operands(o) >= OPERANDS_MAX)
     return lade_error_set(l->error, -EOVERFLOW, "op %d \"%s\" has %d operands: a program has at most %d", op,
-                          lade_echo(graph_name(l->graph, o->name)).text, graph_op_n_operands(o), OPERANDS_MOST - 1);
+                          lade_echo(graph_name(l->graph, o->name)).text, graph_op_n_operands(o), OPERANDS_MAX - 1);
   if (l->b.operands.n > INT32_MAX / 2 || l->b.instrs.n > INT32_MAX / 2 || l->b.buffers.n > INT32_MAX / 2)
     return lade_error_set(l->error, -EOVERFLOW, "the plan has more than %d operands", INT32_MAX / 2);
   return 0;

@@ -468,8 +468,8 @@ static int grouped_check(const struct proof *proof, int at)
     if (operands_conflict(proof, instr, &instrs[--other]))
       return proof_fail(proof, at, -1, "lies on instruction %d, with which it is grouped", other);
   } while (instrs[other].is_grouped && other > 0);
-  if (at - other >= LADE_COMM_LIST_MOST)
-    return proof_fail(proof, at, -1, "is number %d of a group of %d at most", at - other + 1, LADE_COMM_LIST_MOST);
+  if (at - other >= LADE_COMM_LIST_MAX)
+    return proof_fail(proof, at, -1, "is number %d of a group of %d at most", at - other + 1, LADE_COMM_LIST_MAX);
   return 0;
 }
 

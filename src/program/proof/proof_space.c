@@ -93,7 +93,7 @@ static int buffer_arrive(const struct proof *proof, struct space_sweep *sweep, i
 static int sweep_run(const struct proof *proof, struct space_sweep *sweep)
 {
   const struct lade_program *program = proof->program;
-  uint64_t live_bytes = 0, most_bytes = 0;
+  uint64_t live_bytes = 0, max_bytes = 0;
   for (int at = 0; at < program->n_instrs; at++) {
     for (int i = sweep->departures[at]; i >= 0; i = sweep->next_departure[i]) {
       ordered_bitset_clear(&sweep->live, sweep->rank[i]);
@@ -105,11 +105,11 @@ static int sweep_run(const struct proof *proof, struct space_sweep *sweep)
         return status;
       live_bytes += program->buffers[i].bytes;
     }
-    most_bytes = LADE_MAX(most_bytes, live_bytes);
+    max_bytes = LADE_MAX(max_bytes, live_bytes);
   }
-  if (most_bytes != program->live_peak_bytes[sweep->space])
+  if (max_bytes != program->live_peak_bytes[sweep->space])
     return proof_fail_all(proof, "%s: %llu bytes live at once: stated are %llu", lade_space_name(sweep->space),
-                          (unsigned long long)most_bytes, (unsigned long long)program->live_peak_bytes[sweep->space]);
+                          (unsigned long long)max_bytes, (unsigned long long)program->live_peak_bytes[sweep->space]);
   return 0;
 }
 

@@ -55,7 +55,7 @@ static bool block_exists(const struct proof *proof, struct lade_value value)
 bool proof_value_exists(const struct proof *proof, struct lade_value value)
 {
   const struct lade_model_graph *graph = proof->graph;
-  const int most_versions = proof->program->is_training ? 1 : 0;
+  const int max_versions = proof->program->is_training ? 1 : 0;
   if (value.tensor < 0 || value.tensor >= lade_value_count(graph) || value.microbatch < 0 || value.version < 0)
     return false;
   if (value.tensor == lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT))
@@ -63,14 +63,14 @@ bool proof_value_exists(const struct proof *proof, struct lade_value value)
   if (block_param(graph, value.tensor) >= 0)
     return block_exists(proof, value);
   if (value.tensor >= graph->n_tensors)
-    return value.microbatch == 0 && value.version <= (part_param(graph, value.tensor) >= 0 ? most_versions : 0);
+    return value.microbatch == 0 && value.version <= (part_param(graph, value.tensor) >= 0 ? max_versions : 0);
   const struct lade_tensor *tensor = &graph->tensors[value.tensor];
   if (tensor->kind == LADE_TENSOR_PARAM)
-    return value.microbatch == 0 && value.version <= most_versions;
+    return value.microbatch == 0 && value.version <= max_versions;
   if (tensor->kind == LADE_TENSOR_GRAD)
     return value.microbatch == 0 && value.version >= 1 && value.version <= grad_complete(proof, tensor->param);
-  int most = value.tensor == graph->loss ? loss_complete(proof) : 0;
-  return value.microbatch < proof->program->n_microbatches && value.version <= most;
+  int max = value.tensor == graph->loss ? loss_complete(proof) : 0;
+  return value.microbatch < proof->program->n_microbatches && value.version <= max;
 }
 
 bool proof_is_of_op(const struct lade_instr *instr)

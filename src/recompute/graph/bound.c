@@ -12,7 +12,7 @@
  *
  * With other tiers the order of ops and of transfers that every step has is another bound (residents_bound).
  *
- * O(TURNS_MOST * n_ops + n_ops log n_ops).
+ * O(TURNS_MAX * n_ops + n_ops log n_ops).
  */
 #include "recompute/graph/bound.h"
 
@@ -22,7 +22,7 @@
 
 #include "recompute/graph/relax.h"
 
-#define TURNS_MOST 512 /* turns looked at, those with the most bytes: the time grows with them */
+#define TURNS_MAX 512 /* turns looked at, those with the most bytes: the time grows with them */
 #define ROUNDING 1e-9 /* of sums in double precision */
 
 struct bound_item {
@@ -145,20 +145,20 @@ static uint64_t turn_waiting(const struct bound_search *search, int turn)
 /* Find the turn that bounds the time of redos best, and its bound; without other tiers. */
 static double bound_run(struct bound_search *search, uint64_t limit_bytes, struct remat_relax_params *params)
 {
-  double most = 0;
-  for (int i = 0; i <= search->problem->n_ops && i < TURNS_MOST; i++) {
+  double max = 0;
+  for (int i = 0; i <= search->problem->n_ops && i < TURNS_MAX; i++) {
     int turn = search->turns[i].turn;
     double excess = (double)operands_mark(search, turn, true) - (double)limit_bytes;
     excess += (double)turn_waiting(search, turn);
     const double ns = excess > 0 ? turn_bound(search, turn, excess) : 0;
-    if (ns > most) {
-      most = ns;
+    if (ns > max) {
+      max = ns;
       params->first_turn = turn;
       params->first_price = ns / excess;
     }
     operands_mark(search, turn, false);
   }
-  return most;
+  return max;
 }
 
 /*

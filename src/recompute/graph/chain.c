@@ -24,10 +24,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGES_MOST 200     /* the time grows with their cube */
-#define STAGES_LEAST 3      /* a shorter chain leaves nothing to choose */
-#define PARTS_MOST 1000     /* of the limit, in which bytes are counted */
-#define WORK_MOST 400000000 /* steps of the innermost loop */
+#define STAGES_MAX 200     /* the time grows with their cube */
+#define STAGES_MIN 3      /* a shorter chain leaves nothing to choose */
+#define PARTS_MAX 1000     /* of the limit, in which bytes are counted */
+#define WORK_MAX 400000000 /* steps of the innermost loop */
 
 struct chain_stage {
   int first_op, last_op;
@@ -42,7 +42,7 @@ struct chain_stage {
 struct remat_chain {
   const struct remat_problem *problem;
   int n_ops, n_stages, n_parts; /* n_ops: forward ones */
-  struct chain_stage stages[STAGES_MOST];
+  struct chain_stage stages[STAGES_MAX];
   float *cost;    /* by segment and parts: time of forward ops; infinite: does not fit */
   uint8_t *split; /* the choice: 0 saves stage s, k - s checkpoints the input of stage k */
   double part_bytes;
@@ -55,7 +55,7 @@ static size_t cell(const struct remat_chain *chain, int s, int t, int parts)
 
 static int parts_of(const struct remat_chain *chain, uint64_t bytes)
 {
-  return (int)LADE_MIN(lround((double)bytes / chain->part_bytes), PARTS_MOST + 1);
+  return (int)LADE_MIN(lround((double)bytes / chain->part_bytes), PARTS_MAX + 1);
 }
 
 /* ---- recognition ---- */
@@ -75,7 +75,7 @@ static bool reads_stage(const struct remat_problem *problem, int op, int stage)
 static int ops_count(const struct remat_problem *problem)
 {
   int n = 0;
-  while (n < problem->n_ops && n <= STAGES_MOST && reads_stage(problem, n, n - 1) && problem->ops[n].n_out &&
+  while (n < problem->n_ops && n <= STAGES_MAX && reads_stage(problem, n, n - 1) && problem->ops[n].n_out &&
          (n == 0 || problem->ops[n].n_in) && problem->ops[n].redo_until >= 0)
     n++;
   return n;
@@ -85,17 +85,17 @@ static int ops_count(const struct remat_problem *problem)
 static int stage_find(const struct remat_problem *problem, int op, int n)
 {
   const struct remat_op *o = &problem->ops[op];
-  int most = -1;
+  int max = -1;
   for (int i = 0; i < o->n_in; i++) {
     const int birth = problem->values[problem->edges[o->first_in + i].value].birth;
-    most = birth < n ? LADE_MAX(most, birth) : most;
+    max = birth < n ? LADE_MAX(max, birth) : max;
   }
   for (int i = 0; i < o->n_in; i++) {
     const int birth = problem->values[problem->edges[o->first_in + i].value].birth;
-    if (birth < n && birth < most - 1)
+    if (birth < n && birth < max - 1)
       return -2;
   }
-  return most;
+  return max;
 }
 
 /*
@@ -103,7 +103,7 @@ static int stage_find(const struct remat_problem *problem, int op, int n)
  */
 static bool stages_make(struct remat_chain *chain, int n)
 {
-  int32_t first_turn[STAGES_MOST], last_turn[STAGES_MOST], before = n - 1;
+  int32_t first_turn[STAGES_MAX], last_turn[STAGES_MAX], before = n - 1;
   for (int i = 0; i < n; i++) {
     first_turn[i] = INT32_MAX;
     last_turn[i] = -1;
@@ -125,7 +125,7 @@ static bool stages_make(struct remat_chain *chain, int n)
                                                             .first_turn = first_turn[i], .last_turn = last_turn[i]};
     first = i + 1;
   }
-  return chain->n_stages >= STAGES_LEAST;
+  return chain->n_stages >= STAGES_MIN;
 }
 
 /* The last ops that read the one before them may be backward ops already: try fewer, too. */
@@ -136,7 +136,7 @@ static bool chain_recognize(struct remat_chain *chain)
     if (problem->values[v].n_makers != 1 || problem->values[v].birth < 0)
       return false;
   }
-  for (int n = LADE_MIN(ops_count(problem), STAGES_MOST); n >= STAGES_LEAST && n > problem->n_ops / 4; n--) {
+  for (int n = LADE_MIN(ops_count(problem), STAGES_MAX); n >= STAGES_MIN && n > problem->n_ops / 4; n--) {
     if (stages_make(chain, n))
       return true;
   }
@@ -199,7 +199,7 @@ static void stage_size(struct remat_chain *chain, int i)
 {
   const struct remat_problem *problem = chain->problem;
   struct chain_stage *stage = &chain->stages[i];
-  uint64_t input = 0, saved = 0, backward = 0, before = 0, most = 0; /* before: outputs of the op before, not saved */
+  uint64_t input = 0, saved = 0, backward = 0, before = 0, max = 0; /* before: outputs of the op before, not saved */
   for (int at = stage->first_op; at <= stage->last_op; at++) {
     const struct remat_op *op = &problem->ops[at];
     uint64_t out = 0, out_saved = 0;
@@ -210,7 +210,7 @@ static void stage_size(struct remat_chain *chain, int i)
       out += v->bytes;
       out_saved += is_input(chain, i, value) || v->last_use >= chain->n_ops ? v->bytes : 0;
     }
-    most = LADE_MAX(most, saved + before + out + op->scratch_bytes);
+    max = LADE_MAX(max, saved + before + out + op->scratch_bytes);
     saved += out_saved;
     before = out - out_saved;
     stage->run_ns += (double)op->ns;
@@ -219,7 +219,7 @@ static void stage_size(struct remat_chain *chain, int i)
     backward = LADE_MAX(backward, backward_bytes(chain, turn));
   stage->input = parts_of(chain, input);
   stage->saved = parts_of(chain, saved);
-  stage->run = parts_of(chain, most);
+  stage->run = parts_of(chain, max);
   stage->backward = parts_of(chain, backward);
   stage->gradient = stage->last_turn >= 0 ? parts_of(chain, gradient_bytes(chain, stage->first_turn)) : 0;
 }
@@ -229,18 +229,18 @@ static void stage_size(struct remat_chain *chain, int i)
 /* Return the parts that running stages @s .. @t - 1 for the input of @t takes. */
 static int run_parts(const struct remat_chain *chain, int s, int t)
 {
-  int most = 0;
+  int max = 0;
   for (int i = s; i < t; i++)
-    most = LADE_MAX(most, chain->stages[i].run + (i > s ? chain->stages[i - 1].input : 0));
-  return most;
+    max = LADE_MAX(max, chain->stages[i].run + (i > s ? chain->stages[i - 1].input : 0));
+  return max;
 }
 
 static void save_try(struct remat_chain *chain, int s, int t)
 {
   const struct chain_stage *stage = &chain->stages[s];
   const int gradient = chain->stages[t].gradient;
-  const int least = LADE_MAX(stage->run + gradient, stage->saved + stage->backward);
-  for (int m = LADE_MAX(least, stage->saved); m <= chain->n_parts; m++) {
+  const int min = LADE_MAX(stage->run + gradient, stage->saved + stage->backward);
+  for (int m = LADE_MAX(min, stage->saved); m <= chain->n_parts; m++) {
     const float rest = s == t ? 0 : chain->cost[cell(chain, s + 1, t, m - stage->saved)];
     chain->cost[cell(chain, s, t, m)] = (float)stage->run_ns + rest;
   }
@@ -248,14 +248,14 @@ static void save_try(struct remat_chain *chain, int s, int t)
 
 static void checkpoint_try(struct remat_chain *chain, int s, int t, int k)
 {
-  const int kept = chain->stages[k - 1].input, least = run_parts(chain, s, k) + chain->stages[t].gradient;
+  const int kept = chain->stages[k - 1].input, min = run_parts(chain, s, k) + chain->stages[t].gradient;
   float run_ns = 0;
   for (int i = s; i < k; i++)
     run_ns += (float)chain->stages[i].run_ns;
   float *cost = chain->cost + cell(chain, s, t, 0);
   uint8_t *split = chain->split + cell(chain, s, t, 0);
   const float *after = chain->cost + cell(chain, k, t, 0), *before = chain->cost + cell(chain, s, k - 1, 0);
-  for (int m = LADE_MAX(least, kept); m <= chain->n_parts; m++) {
+  for (int m = LADE_MAX(min, kept); m <= chain->n_parts; m++) {
     const float ns = run_ns + after[m - kept] + before[m];
     split[m] = ns < cost[m] ? (uint8_t)(k - s) : split[m];
     cost[m] = LADE_MIN(ns, cost[m]);
@@ -295,10 +295,10 @@ static uint64_t sizes_divisor(const struct remat_problem *problem)
 /* Choose the part of the limit in which bytes are counted: one that divides all sizes, if the effort allows it. */
 static void parts_choose(struct remat_chain *chain, uint64_t limit_bytes)
 {
-  const double n = chain->n_stages, most = LADE_MIN((double)PARTS_MOST, WORK_MOST / (n * n * n / 6));
+  const double n = chain->n_stages, max = LADE_MIN((double)PARTS_MAX, WORK_MAX / (n * n * n / 6));
   const uint64_t divisor = sizes_divisor(chain->problem);
-  bool is_exact = divisor && (double)(limit_bytes / divisor) <= most && limit_bytes >= divisor;
-  chain->n_parts = is_exact ? (int)(limit_bytes / divisor) : (int)most;
+  bool is_exact = divisor && (double)(limit_bytes / divisor) <= max && limit_bytes >= divisor;
+  chain->n_parts = is_exact ? (int)(limit_bytes / divisor) : (int)max;
   chain->part_bytes = is_exact ? (double)divisor : (double)limit_bytes / chain->n_parts;
 }
 

@@ -27,16 +27,16 @@
 #include <stdlib.h>
 
 #define DEARER 1.05       /* a candidate that is dearer by more than this than the next one has to wait */
-#define RETURNS_MOST 8    /* of one candidate into the heap */
-#define ROUNDS_MOST 8     /* passes over all candidates */
+#define RETURNS_MAX 8    /* of one candidate into the heap */
+#define ROUNDS_MAX 8     /* passes over all candidates */
 #define IDLE_SHARE 0.02   /* of its time that a transfer costs on a link with time left */
-#define ROW_MOST 256      /* redos of a turn whose values are held */
+#define ROW_MAX 256      /* redos of a turn whose values are held */
 #define SKIP_SHIFT 61     /* one value of eight is left out by chance */
-#define REMADE_MOST 8     /* values that one replacement makes again */
+#define REMADE_MAX 8     /* values that one replacement makes again */
 #define REMADE_SHIFT 62   /* one input of four is made again, instead of held */
 #define CLOCK_TRIES 32    /* between two looks at the clock */
-#define WORK_MOST 220     /* edges in evaluated turns, for each op and value: near the floor rows are long */
-#define WORK_LEAST 4500000    /* the same, of a short graph: a tenth of a second */
+#define WORK_MAX 220     /* edges in evaluated turns, for each op and value: near the floor rows are long */
+#define WORK_MIN 4500000    /* the same, of a short graph: a tenth of a second */
 
 /* A range of boundaries in which a value may be released. */
 struct candidate {
@@ -55,7 +55,7 @@ struct descent {
   int32_t *over_before;              /* by turn: turns before it that are above the limit, as the round begins */
   double in_ns[LADE_N_SPACES], out_ns[LADE_N_SPACES]; /* time of all transfers of each link */
   int64_t n_tries;
-  int64_t work_most; /* of the schedule */
+  int64_t work_max; /* of the schedule */
   bool is_over;      /* the time or the work has ended */
 };
 
@@ -92,7 +92,7 @@ bool remat_release_around(struct remat_schedule *schedule, int value, int bounda
 
 /* Values that a turn makes again. */
 struct remade {
-  int32_t items[REMADE_MOST];
+  int32_t items[REMADE_MAX];
   int n, turn;
 };
 
@@ -110,7 +110,7 @@ static void input_supply(struct remat_schedule *schedule, struct remade *remade,
       return;
   }
   *draw = *draw * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
-  if (is_drawn && remade->n < REMADE_MOST && !(*draw >> REMADE_SHIFT))
+  if (is_drawn && remade->n < REMADE_MAX && !(*draw >> REMADE_SHIFT))
     remade->items[remade->n++] = value;
   else
     remat_hold_unsettled(schedule, value, remat_touch_before(schedule, value, remade->turn) + 1, remade->turn);
@@ -141,9 +141,9 @@ void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw)
 {
   const bool is_drawn = draw != REMAT_DRAW_NONE;
   const struct remat_problem *problem = schedule->problem;
-  int32_t ops[ROW_MOST];
+  int32_t ops[ROW_MAX];
   const struct remat_turn *t = &schedule->turns[turn];
-  const int n = LADE_MIN(t->redos.n, ROW_MOST), first = t->redos.n - n;
+  const int n = LADE_MIN(t->redos.n, ROW_MAX), first = t->redos.n - n;
   for (int i = 0; i < n; i++)
     ops[i] = t->redos.items[first + i];
   remat_turn_defer(schedule, turn);
@@ -300,7 +300,7 @@ static int candidates_make(struct descent *descent)
 
 static void clock_look(struct descent *descent)
 {
-  if (descent->schedule->work > descent->work_most ||
+  if (descent->schedule->work > descent->work_max ||
       (++descent->n_tries % CLOCK_TRIES == 0 && lade_now_ns() >= descent->params->deadline_ns))
     descent->is_over = true;
 }
@@ -414,7 +414,7 @@ static int candidate_try(struct descent *descent, bool *is_taken)
   if (schedule->status)
     return schedule->status;
   const double next = descent->heap.n ? descent->heap.items[0].ratio : INFINITY;
-  bool is_dearer = ratio > next * DEARER && ratio > candidate.ratio && candidate.n_returns < RETURNS_MOST;
+  bool is_dearer = ratio > next * DEARER && ratio > candidate.ratio && candidate.n_returns < RETURNS_MAX;
   if (isinf(ratio) || is_dearer) {
     remat_rollback(schedule);
     candidate.n_returns++;
@@ -434,7 +434,7 @@ static int candidate_try(struct descent *descent, bool *is_taken)
 static int descent_run(struct descent *descent)
 {
   int status = 0;
-  for (int round = 0; round < ROUNDS_MOST && !status && !descent->is_over; round++) {
+  for (int round = 0; round < ROUNDS_MAX && !status && !descent->is_over; round++) {
     bool is_taken = false;
     status = candidates_make(descent);
     while (!status && descent->heap.n && !descent->is_over && remat_over(descent->schedule) > 0)
@@ -469,8 +469,8 @@ int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descen
 {
   struct descent descent = {.schedule = schedule, .problem = schedule->problem, .params = params};
   const size_t n = (size_t)schedule->problem->n_ops + 2;
-  const int64_t work = ((int64_t)schedule->problem->n_ops + schedule->problem->n_values) * WORK_MOST;
-  descent.work_most = schedule->work + LADE_MAX((int64_t)((double)work * params->effort), WORK_LEAST);
+  const int64_t work = ((int64_t)schedule->problem->n_ops + schedule->problem->n_values) * WORK_MAX;
+  descent.work_max = schedule->work + LADE_MAX((int64_t)((double)work * params->effort), WORK_MIN);
   if (remat_over(schedule) == 0)
     return 0;
   descent.time_ns = malloc(n * sizeof(*descent.time_ns));

@@ -25,15 +25,15 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12 /* searches for a smaller budget: each halves the step or lowers the limit by it */
-#define MOVES_PER_OP 15000 /* by default, up to MOVES_MOST */
-#define MOVES_MOST 2000000
-#define OP_MOVES_MOST 1400000000 /* ops times moves: moves of longer graphs take longer */
-#define TIERS_OP_MOVES_MOST 125000000 /* the same with tiers, where each move is timed over the whole list */
-#define MOVES_LEAST 1000
+#define MOVES_PER_OP 15000 /* by default, up to MOVES_MAX */
+#define MOVES_MAX 2000000
+#define OP_MOVES_MAX 1400000000 /* ops times moves: moves of longer graphs take longer */
+#define TIERS_OP_MOVES_MAX 125000000 /* the same with tiers, where each move is timed over the whole list */
+#define MOVES_MIN 1000
 #define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers alone */
 #define MOVING_SHARE 0.7 /* the same, after which it goes on with both */
-#define LEAST_STEPS 512 /* the smallest budget is found up to one part in so many of it */
-#define NEAR_LEAST 16 /* a budget below the smallest by one part in so many is looked for once more */
+#define MIN_STEPS 512 /* the smallest budget is found up to one part in so many of it */
+#define NEAR_MIN 16 /* a budget below the smallest by one part in so many is looked for once more */
 
 struct lade_graph_plan {
   struct remat_list list;
@@ -48,7 +48,7 @@ struct graph_planning {
   struct lade_error *error;
   struct remat_problem problem;
   struct lade_graph_plan_info info;
-  struct remat_choices least;   /* of the smallest peak found */
+  struct remat_choices min;   /* of the smallest peak found */
   struct remat_choices nearest; /* the first found within the budget; while there is none, the smallest */
   struct remat_choices choices; /* of the plan */
   struct remat_list list;
@@ -59,7 +59,7 @@ struct graph_planning {
 
 static void planning_finish(struct graph_planning *planning)
 {
-  remat_choices_free(&planning->least);
+  remat_choices_free(&planning->min);
   remat_choices_free(&planning->nearest);
   remat_choices_free(&planning->choices);
   list_time_finish(&planning->links);
@@ -132,7 +132,7 @@ static bool has_tiers(const struct graph_planning *planning)
 }
 
 /*
- * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MOST ops gets as many as take
+ * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MAX ops gets as many as take
  * 3 to 12 s of CPU, because tempering needs them: with two thirds of them HRNet at 35 % of its peak takes 0.7 % of the
  * step more. With tiers a long graph gets fewer, for about the same time: a decoder of 9,957 ops takes 7 s of CPU at
  * 25 % of its peak. At 40 % and above its plan is proved before the first move.
@@ -145,11 +145,11 @@ static int64_t moves_of(const struct graph_planning *planning)
   if (planning->params.time_limit_ns)
     return INT64_MAX;
   if (has_tiers(planning))
-    return LADE_MAX(LADE_MIN(TIERS_OP_MOVES_MOST / LADE_MAX(n_ops, 1), LADE_GRAPH_ITERATIONS), MOVES_LEAST);
-  if (n_ops > SHORT_OPS_MOST)
+    return LADE_MAX(LADE_MIN(TIERS_OP_MOVES_MAX / LADE_MAX(n_ops, 1), LADE_GRAPH_ITERATIONS), MOVES_MIN);
+  if (n_ops > SHORT_OPS_MAX)
     return LADE_GRAPH_ITERATIONS;
-  const int64_t most = LADE_MIN(OP_MOVES_MOST / LADE_MAX(n_ops, 1), MOVES_MOST);
-  return LADE_MAX(LADE_MIN(n_ops * MOVES_PER_OP, most), LADE_GRAPH_ITERATIONS);
+  const int64_t max = LADE_MIN(OP_MOVES_MAX / LADE_MAX(n_ops, 1), MOVES_MAX);
+  return LADE_MAX(LADE_MIN(n_ops * MOVES_PER_OP, max), LADE_GRAPH_ITERATIONS);
 }
 
 /* Let @search use the tiers, if there are any. */
@@ -174,7 +174,7 @@ static int smaller_try(struct graph_planning *planning, const struct remat_searc
   if (!status && found < *peak) {
     const uint64_t budget_bytes = planning->params.budget_bytes;
     bool is_nearer = budget_bytes == LADE_GRAPH_BUDGET_MIN || *peak > budget_bytes;
-    status = choices_copy(&planning->least, choices);
+    status = choices_copy(&planning->min, choices);
     if (!status && is_nearer)
       status = choices_copy(&planning->nearest, choices);
     *peak = found;
@@ -212,7 +212,7 @@ static int smaller_find(struct graph_planning *planning, const struct smaller_pa
     search.is_offload = false;
     search.n_moves = search.fit_moves = smaller->n_moves;
     search.ret_n_moves = ret_n_moves;
-    status = choices_copy(&choices, &planning->least);
+    status = choices_copy(&choices, &planning->min);
     if (!status)
       status = smaller_try(planning, &search, &choices, peak);
   }
@@ -226,7 +226,7 @@ static int smaller_find(struct graph_planning *planning, const struct smaller_pa
  * from one halving to the next: near the floor hardly a release helps, and full descents of 100,000 ops would take 4 s
  * each for the last 0.1 % of the budget.
  */
-static int least_lower(struct graph_planning *planning, uint64_t enough_bytes)
+static int min_lower(struct graph_planning *planning, uint64_t enough_bytes)
 {
   const int64_t end_ns = deadline_of(planning, 1.0 / MIN_SHARE);
   uint64_t peak = planning->info.unconstrained_bytes;
@@ -235,7 +235,7 @@ static int least_lower(struct graph_planning *planning, uint64_t enough_bytes)
   int64_t moves = moves_of(planning) / MIN_SHARE, n_made = 0;
   double effort = 1;
   int status = 0;
-  for (int round = 0; round < MIN_ROUNDS && step > peak / LEAST_STEPS && peak > enough_bytes && !status; round++) {
+  for (int round = 0; round < MIN_ROUNDS && step > peak / MIN_STEPS && peak > enough_bytes && !status; round++) {
     const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
     const struct smaller_params smaller = {.budget_bytes = peak - step, .n_moves = LADE_MAX(moves / 3, 1),
                                            .descent_effort = effort,
@@ -456,7 +456,7 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   if (!status && !has_redos(planning))
     status = tiers_search(planning, budget_bytes, params, &best_ns);
   if (!status)
-    status = choices_take(planning, budget_bytes, &planning->least, &best_ns);
+    status = choices_take(planning, budget_bytes, &planning->min, &best_ns);
   if (status)
     return status;
   params = search_params(planning, budget_bytes, moves - moves / 2, 1);
@@ -490,30 +490,30 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
  */
 static int smallest_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
-  const uint64_t least = planning->info.min_budget_bytes;
+  const uint64_t min = planning->info.min_budget_bytes;
   uint64_t peak = 0;
-  if (budget_bytes >= least || budget_bytes < planning->info.floor_bytes || budget_bytes < least - least / NEAR_LEAST)
+  if (budget_bytes >= min || budget_bytes < planning->info.floor_bytes || budget_bytes < min - min / NEAR_MIN)
     return -ENOSPC;
   planning->choices.list.n = planning->choices.waiting.n = 0;
   planning->choices.is_saved = false;
-  int status = budget_search(planning, least);
+  int status = budget_search(planning, min);
   if (!status)
     status = peak_get(planning, &planning->choices, &peak);
   return status ? status : peak <= budget_bytes ? 0 : -ENOSPC;
 }
 
-static int least_find(struct graph_planning *planning, uint64_t enough_bytes);
+static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes);
 
 /* Take the smallest schedule that is found by one way, if it is smaller. -ENOMEM. */
-static int least_part_take(struct graph_planning *planning, enum planning_ways ways)
+static int min_part_take(struct graph_planning *planning, enum planning_ways ways)
 {
   struct graph_planning part;
   int status = part_begin(planning, ways, LADE_GRAPH_BUDGET_MIN, 1.0 / MIN_SHARE, &part);
   if (!status)
-    status = least_find(&part, 0);
+    status = smallest_find(&part, 0);
   if (!status && part.info.min_budget_bytes < planning->info.min_budget_bytes) {
     planning->info.min_budget_bytes = part.info.min_budget_bytes;
-    status = part_choices_get(planning, &part, &part.least, &planning->least);
+    status = part_choices_get(planning, &part, &part.min, &planning->min);
   }
   planning_finish(&part);
   return status;
@@ -523,26 +523,26 @@ static int least_part_take(struct graph_planning *planning, enum planning_ways w
  * Find the figures of the graph, and the smallest budget, or one within @enough_bytes. With tiers the smallest ones by
  * one way alone are looked for, too, unless the first is as good as the floor. -ENOMEM.
  */
-static int least_find(struct graph_planning *planning, uint64_t enough_bytes)
+static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
   info->floor_bytes = planning->problem.floor_bytes;
   info->base_ns = planning->problem.base_ns;
   int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
   if (!status)
-    status = least_lower(planning, enough_bytes);
-  bool is_floor = status || (info->min_budget_bytes - info->floor_bytes) / 2 <= info->min_budget_bytes / LEAST_STEPS;
+    status = min_lower(planning, enough_bytes);
+  bool is_floor = status || (info->min_budget_bytes - info->floor_bytes) / 2 <= info->min_budget_bytes / MIN_STEPS;
   if (is_floor || !has_tiers(planning) || !has_redos(planning))
     return status;
-  status = least_part_take(planning, WAYS_RECOMPUTE);
-  return status ? status : least_part_take(planning, WAYS_TRANSFERS);
+  status = min_part_take(planning, WAYS_RECOMPUTE);
+  return status ? status : min_part_take(planning, WAYS_TRANSFERS);
 }
 
 /* Find the smallest budget, and then choices within @budget_bytes; without the list. -ENOSPC: none were found. */
 static int plan_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
-  int status = least_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
+  int status = smallest_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
   if (status)
     return status;
   if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
@@ -580,12 +580,12 @@ static int list_make(struct graph_planning *planning, uint64_t budget_bytes)
 
 static int refuse(struct graph_planning *planning, uint64_t budget_bytes)
 {
-  char budget[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
+  char budget[LADE_SIZE_TEXT], min[LADE_SIZE_TEXT];
   planning->info.planned_peak_bytes = planning->info.min_budget_bytes;
   return lade_error_set(planning->error, -ENOSPC,
                         "no plan of this graph within %s was found; the smallest one takes %s",
                         lade_size_exact(budget_bytes, budget),
-                        lade_size_exact(planning->info.min_budget_bytes, least));
+                        lade_size_exact(planning->info.min_budget_bytes, min));
 }
 
 static int plan_run(struct graph_planning *planning)
@@ -625,7 +625,7 @@ static int rests_check(const struct graph_planning *planning)
 }
 
 /* Return the most time that a step's transfers over @path take: each storage before its uses, and after the last. */
-static double moves_most_ns(const lade_graph *graph, const struct lade_graph_path *path)
+static double moves_max_ns(const lade_graph *graph, const struct lade_graph_path *path)
 {
   double ns = 0;
   for (int s = 0; s < graph->storages.n && path->bytes_per_s > 0; s++) {
@@ -645,7 +645,7 @@ static int params_check(const lade_graph *graph, const struct lade_graph_plan_pa
         paths[i]->latency_ns > LADE_GRAPH_NS_MAX)
       return lade_error_set(error, -EINVAL, "a path has %g bytes/s and a latency of %lld ns: expected 0 to 1e18, and 0 "
                             "to 2^50", paths[i]->bytes_per_s, (long long)paths[i]->latency_ns);
-    const double ns = moves_most_ns(graph, paths[i]);
+    const double ns = moves_max_ns(graph, paths[i]);
     if (ns > (double)LADE_GRAPH_NS_MAX)
       return lade_error_set(error, -EINVAL, "a path of %g bytes/s and a latency of %lld ns may take %.3g ns for the "
                             "transfers of a step: expected at most 2^50", paths[i]->bytes_per_s,

@@ -19,7 +19,7 @@
 /* Puts under way, in the order in which they began. */
 struct put_ring {
   struct list_time_put *items; /* of the list_time, with room for one put of each value */
-  int most, first, n;
+  int max, first, n;
   uint64_t total_bytes;
 };
 
@@ -69,18 +69,18 @@ static void put_end(struct time_walk *walk, bool is_awaited)
   if (is_awaited)
     walk->now_ns = LADE_MAX(walk->now_ns, puts->items[puts->first].end_ns);
   puts->total_bytes -= puts->items[puts->first].bytes;
-  puts->first = puts->first + 1 < puts->most ? puts->first + 1 : 0;
+  puts->first = puts->first + 1 < puts->max ? puts->first + 1 : 0;
   puts->n--;
 }
 
 static void put_begin(struct time_walk *walk, enum lade_space tier, uint64_t bytes)
 {
   struct put_ring *puts = &walk->puts;
-  if (puts->n == puts->most)
+  if (puts->n == puts->max)
     put_end(walk, true);
   walk->out_ns[tier] = LADE_MAX(walk->out_ns[tier], walk->now_ns) + list_time_move(&walk->time->out[tier], bytes);
   const int at = puts->first + puts->n++;
-  puts->items[at < puts->most ? at : at - puts->most] = (struct list_time_put){walk->out_ns[tier], bytes};
+  puts->items[at < puts->max ? at : at - puts->max] = (struct list_time_put){walk->out_ns[tier], bytes};
   puts->total_bytes += bytes;
 }
 
@@ -177,7 +177,7 @@ static void beginning_run(struct time_walk *walk)
 double list_time_get(struct list_time *time, const struct remat_schedule *schedule)
 {
   struct time_walk walk = {.time = time, .schedule = schedule,
-                           .puts = {.items = time->puts, .most = time->problem->n_values + 1}};
+                           .puts = {.items = time->puts, .max = time->problem->n_values + 1}};
   puts_list(&walk);
   beginning_run(&walk);
   for (int turn = 0; turn <= time->problem->n_ops; turn++) {

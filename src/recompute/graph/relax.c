@@ -28,12 +28,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS_MOST 300          /* of an ascent, in a graph of few gaps */
-#define GAP_ROUNDS_MOST 20000000 /* gaps times rounds, of one weight */
-#define ROUNDS_LEAST 20
+#define ROUNDS_MAX 300          /* of an ascent, in a graph of few gaps */
+#define GAP_ROUNDS_MAX 20000000 /* gaps times rounds, of one weight */
+#define ROUNDS_MIN 20
 #define IDLE_ROUNDS 10           /* rounds without a better bound that halve the step */
-#define DEPTH_MOST 6             /* of inputs of inputs */
-#define OPS_MOST 64              /* inputs looked at for one gap */
+#define DEPTH_MAX 6             /* of inputs of inputs */
+#define OPS_MAX 64              /* inputs looked at for one gap */
 
 /* Turns first .. last, in which @value may be absent. */
 struct relax_gap {
@@ -151,7 +151,7 @@ static struct relax_cost run_cost(struct relax *relax, int op, int begin, double
   const struct remat_problem *problem = relax->problem;
   const struct remat_op *o = &problem->ops[op];
   struct relax_cost cost = {relax->compute_weight * (double)o->ns, 0};
-  for (int i = 0; i < o->n_in && depth < DEPTH_MOST && relax->n_looked < OPS_MOST; i++) {
+  for (int i = 0; i < o->n_in && depth < DEPTH_MAX && relax->n_looked < OPS_MAX; i++) {
     const int value = problem->edges[o->first_in + i].value;
     const struct remat_value *v = &problem->values[value];
     if (remat_is_given(problem, value) || v->last_use > begin || v->n_makers > 1)
@@ -177,16 +177,16 @@ static struct relax_cost run_cost(struct relax *relax, int op, int begin, double
 static double move_cost(const struct relax *relax, int value)
 {
   const struct remat_relax_params *params = relax->params;
-  double least = INFINITY;
+  double min = INFINITY;
   for (int tier = LADE_HOST; tier <= LADE_STORE && params->links; tier++) {
     if (!params->may_wait[tier])
       continue;
     const uint64_t bytes = relax->problem->values[value].bytes;
     const double out_ns = list_time_move(&params->links->out[tier], bytes);
     const double in_ns = list_time_move(&params->links->in[tier], bytes);
-    least = LADE_MIN(least, relax->link_weight * (out_ns + in_ns));
+    min = LADE_MIN(min, relax->link_weight * (out_ns + in_ns));
   }
-  return least;
+  return min;
 }
 
 /* ---- prices ---- */
@@ -201,7 +201,7 @@ static void slope_add(struct relax *relax, int first, int last, double bytes)
 static double gap_evaluate(struct relax *relax, const struct relax_gap *gap)
 {
   const double bytes = (double)relax->problem->values[gap->value].bytes;
-  double least = 0;
+  double min = 0;
   struct relax_cost run = {0, 0};
   bool is_run = false;
   if (gap->redo_last >= gap->first) {
@@ -211,20 +211,20 @@ static double gap_evaluate(struct relax *relax, const struct relax_gap *gap)
       run = run_cost(relax, gap->maker, gap->begin, price, 0);
       const double share = output_share(relax->problem, gap->maker, gap->value);
       run = (struct relax_cost){run.ns * share, run.bytes * share};
-      least = run.ns - bytes * price;
-      is_run = least < 0;
-      least = LADE_MIN(least, 0);
+      min = run.ns - bytes * price;
+      is_run = min < 0;
+      min = LADE_MIN(min, 0);
     }
   }
   const double price = relax->sum[gap->last + 1] - relax->sum[gap->first];
   const double moved = relax->params->links && price > 0 ? move_cost(relax, gap->value) - bytes * price : 0;
-  if (moved < least) {
+  if (moved < min) {
     slope_add(relax, gap->first, gap->last, bytes);
     return moved;
   }
   if (is_run)
     slope_add(relax, gap->first, gap->redo_last, bytes - run.bytes);
-  return least;
+  return min;
 }
 
 /* Return the bound that the prices give, above the unconstrained step's weighed time, and find the subgradient. */
@@ -264,8 +264,8 @@ static bool prices_step(struct relax *relax, double length_ns)
 /* Return the best bound that an ascent from the prices finds, above the weighed time of the unconstrained step. */
 static double ascend(struct relax *relax, double upper_ns)
 {
-  const int rounds = LADE_MAX(LADE_MIN(GAP_ROUNDS_MOST / (relax->gaps.n + relax->problem->n_ops + 1), ROUNDS_MOST),
-                              ROUNDS_LEAST);
+  const int rounds = LADE_MAX(LADE_MIN(GAP_ROUNDS_MAX / (relax->gaps.n + relax->problem->n_ops + 1), ROUNDS_MAX),
+                              ROUNDS_MIN);
   double best = 0, scale = 1;
   for (int round = 0, idle = 0; round < rounds; round++) {
     const double bound = prices_evaluate(relax);

@@ -427,7 +427,7 @@ static void turn_renew(struct remat_schedule *schedule, int turn)
   costs_set(schedule, turn, result.redo_ns, result.extra_bytes);
   if (!is_same)
     row_take(schedule, turn);
-  schedule->is_broken = schedule->redo_ns > schedule->redo_most_ns;
+  schedule->is_broken = schedule->redo_ns > schedule->redo_max_ns;
 }
 
 void remat_settle(struct remat_schedule *schedule)

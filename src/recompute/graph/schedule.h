@@ -74,7 +74,7 @@ struct remat_schedule {
   uint8_t *sources;                    /* by value: LADE_DEVICE: it is made again; else the tier where it waits */
   struct turn_bytes waiting[LADE_N_SPACES]; /* by boundary: bytes that wait on each tier, and do not live there */
   int64_t n_waits;                     /* values that wait on a tier, summed over boundaries */
-  int64_t redo_most_ns; /* a change whose redos take longer on the way is broken; INT64_MAX: none is */
+  int64_t redo_max_ns; /* a change whose redos take longer on the way is broken; INT64_MAX: none is */
   bool forbids_redo; /* values only wait on tiers: a turn that runs an op again is broken */
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */

@@ -138,7 +138,7 @@ static int schedule_make(struct remat_schedule *schedule, const struct remat_pro
                          const struct remat_choice *choices, int n_choices, const struct remat_waiting *waiting,
                          int n_waiting)
 {
-  *schedule = (struct remat_schedule){.problem = problem, .redo_most_ns = INT64_MAX};
+  *schedule = (struct remat_schedule){.problem = problem, .redo_max_ns = INT64_MAX};
   int status = arrays_allocate(schedule);
   if (!status)
     status = sources_make(schedule, waiting, n_waiting);

@@ -142,7 +142,7 @@ static void row_sort(struct remat_schedule *schedule)
 static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
 {
   const struct remat_problem *problem = schedule->problem;
-  const int64_t most_ns = schedule->redo_most_ns - (schedule->redo_ns - schedule->turns[turn].redo_ns);
+  const int64_t max_ns = schedule->redo_max_ns - (schedule->redo_ns - schedule->turns[turn].redo_ns);
   schedule->row.n = 0;
   schedule->mark++;
   if (turn < problem->n_ops)
@@ -154,7 +154,7 @@ static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
     if (problem->ops[op].redo_until < turn || (schedule->forbids_redo && op < problem->n_ops))
       return false;
     *ret_ns += problem->ops[op].ns;
-    if (*ret_ns > most_ns)
+    if (*ret_ns > max_ns)
       return false;
     inputs_call(schedule, op, turn);
     outputs_call(schedule, op, turn);
@@ -184,7 +184,7 @@ static int64_t op_run(struct remat_schedule *schedule, int op, int place, int64_
     *live += seen->is_present ? 0 : (int64_t)problem->values[value].bytes;
     seen->is_present = true;
   }
-  const int64_t most = *live + (int64_t)o->scratch_bytes;
+  const int64_t max = *live + (int64_t)o->scratch_bytes;
   for (int i = 0; i < o->n_in + o->n_out; i++) {
     const int value = problem->edges[o->first_in + i].value;
     struct remat_value_turn *seen = &schedule->in_turn[value];
@@ -193,7 +193,7 @@ static int64_t op_run(struct remat_schedule *schedule, int op, int place, int64_
       seen->is_present = false;
     }
   }
-  return most;
+  return max;
 }
 
 struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, int turn)
@@ -209,11 +209,11 @@ struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, in
     places_note(schedule, schedule->row.items[place], place, turn);
   if (has_op)
     places_note(schedule, turn, n, turn);
-  int64_t live = 0, most = 0;
+  int64_t live = 0, max = 0;
   for (int place = 0; place < n + has_op; place++) {
     int64_t bytes = op_run(schedule, place < n ? schedule->row.items[place] : turn, place, &live);
-    most = LADE_MAX(most, bytes);
+    max = LADE_MAX(max, bytes);
   }
-  result.extra_bytes = (uint64_t)most;
+  result.extra_bytes = (uint64_t)max;
   return result;
 }

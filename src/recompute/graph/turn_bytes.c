@@ -8,12 +8,12 @@
 
 #include "base/base.h"
 
-#define BLOCKS_MOST 1024 /* about the square root of the most turns, so that both parts of an addition are short */
+#define BLOCKS_MAX 1024 /* about the square root of the most turns, so that both parts of an addition are short */
 
 int turn_bytes_init(struct turn_bytes *turns, int n)
 {
   *turns = (struct turn_bytes){.n = n};
-  while ((n - 1) >> turns->shift >= BLOCKS_MOST)
+  while ((n - 1) >> turns->shift >= BLOCKS_MAX)
     turns->shift++;
   turns->n_blocks = ((n - 1) >> turns->shift) + 1;
   turns->bytes = calloc((size_t)n, sizeof(*turns->bytes));
@@ -62,10 +62,10 @@ static void part_add(struct turn_bytes *turns, int block, int from, int to, int6
   const int first = block << turns->shift, end = block_end(turns, block);
   for (int t = LADE_MAX(from, first); t <= to && t < end; t++)
     turns->bytes[t] += bytes;
-  int64_t most = turns->bytes[first];
+  int64_t max = turns->bytes[first];
   for (int t = first + 1; t < end; t++)
-    most = LADE_MAX(most, turns->bytes[t]);
-  const int64_t top = most + turns->added[block], limit = turns->limit_bytes;
+    max = LADE_MAX(max, turns->bytes[t]);
+  const int64_t top = max + turns->added[block], limit = turns->limit_bytes;
   turns->over_blocks += excess(top, limit) - excess(turns->top[block], limit);
   turns->top[block] = top;
 }

@@ -2,7 +2,7 @@
 /*
  * The bytes of all turns of a schedule, with additions to ranges of turns, and their excess above a limit.
  *
- * Turns are grouped into at most BLOCKS_MOST blocks. An addition to all turns of a block changes one number, so that a
+ * Turns are grouped into at most BLOCKS_MAX blocks. An addition to all turns of a block changes one number, so that a
  * range of 100,000 turns costs some hundred additions. The excess of a block is the excess of its fullest turn times
  * the number of its turns: 0 if all turns are within the limit, and exact where a block is one turn.
  */

@@ -23,7 +23,7 @@
 #include "recompute/layouts/share_internal.h"
 #include "recompute/plan.h"
 
-#define CANDIDATES_MOST (2 * LADE_LAYER_VALUES_MOST + LADE_N_RECIPES) /* residencies of two descents and of recipes */
+#define CANDIDATES_MAX (2 * LADE_LAYER_VALUES_MAX + LADE_N_RECIPES) /* residencies of two descents and of recipes */
 #define COPY_EXPOSED 0.05 /* as the planner's first trajectory (plan.c) */
 
 struct residency_maker {
@@ -62,7 +62,7 @@ struct policies_copy {
 static void policy_copy(void *user, const struct lade_model_graph *graph, int tensor, int place)
 {
   const struct policies_copy *copy = user;
-  if (place < LADE_LAYER_VALUES_MOST)
+  if (place < LADE_LAYER_VALUES_MAX)
     copy->layer->saved[place] = copy->residency->choices[tensor].saved;
 }
 
@@ -121,7 +121,7 @@ static bool is_layer_output(const struct lade_model_graph *graph, int tensor)
 static void value_try(void *user, const struct lade_model_graph *graph, int tensor, int place)
 {
   struct change_search *search = user;
-  if (place >= LADE_LAYER_VALUES_MOST || !search->maker->is_saved[tensor] || is_layer_output(graph, tensor) ||
+  if (place >= LADE_LAYER_VALUES_MAX || !search->maker->is_saved[tensor] || is_layer_output(graph, tensor) ||
       search->maker->residency->choices[tensor].saved != LADE_RESIDENCY_KEEP)
     return;
   if (lade_tensor_is_repeatable(graph, tensor))
@@ -153,7 +153,7 @@ static int descent_add(struct residency_maker *m, bool may_copy)
     lade_change_apply(&search.best.change, m->residency);
     m->times = lade_queue_times_sum(&m->times, &search.best.added, 1);
     status = residency_add(m, LADE_RECIPE_AUTO);
-  } while (!status && ++n_rounds < LADE_LAYER_VALUES_MOST - 1);
+  } while (!status && ++n_rounds < LADE_LAYER_VALUES_MAX - 1);
   lade_residency_destroy(m->residency);
   m->residency = NULL;
   return status;
@@ -198,7 +198,7 @@ static void residencies_pick(struct residency_maker *m, struct lade_share_reside
     if (n == 0 || m->found[i].layer.saved_bytes < m->found[n - 1].layer.saved_bytes)
       m->found[n++] = m->found[i];
   }
-  residencies->n = LADE_MIN(n, LADE_SHARE_RESIDENCIES_MOST);
+  residencies->n = LADE_MIN(n, LADE_SHARE_RESIDENCIES_MAX);
   for (int i = 0; i < residencies->n; i++)
     residencies->items[i] = m->found[residencies->n > 1 ? i * (n - 1) / (residencies->n - 1) : 0];
 }
@@ -210,7 +210,7 @@ static int residencies_fill(struct residency_maker *m, bool may_copy, struct lad
   m->unit_costs = (struct lade_unit_costs){.op_ns = prices->op_ns, .n_shards = 1, .n_grad_shards = 1,
                                            .n_microbatches = 1, .exposed_fraction = COPY_EXPOSED};
   m->is_saved = calloc((size_t)m->basis->graph->n_tensors + 1, sizeof(*m->is_saved));
-  m->found = calloc(CANDIDATES_MOST, sizeof(*m->found));
+  m->found = calloc(CANDIDATES_MAX, sizeof(*m->found));
   int status = m->is_saved && m->found ? lade_pricer_create(m->basis->graph, &m->unit_costs, &m->pricer) : -ENOMEM;
   for (size_t i = 0; i < LADE_COUNT(recipes) && !status; i++)
     status = recipe_add(m, recipes[i]);

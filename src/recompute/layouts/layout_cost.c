@@ -192,7 +192,7 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
   double exposed_ns = overlap_ns(gather_ns, core->forward_ns, hidden);
   const double late_ns = lade_software_gathers_late(job, core->share->software) ? gather_ns : 0;
   const double n_scatters = lade_software_scatters_once(core->share->software, core->pipeline.n_stages) ? 1 : m;
-  if (zero == LADE_ZERO_MOST)
+  if (zero == LADE_ZERO_MAX)
     exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) + scatter_ns * (1 - hidden) +
                   n_scatters * (late_ns + overlap_ns(gather_ns - late_ns + scatter_ns, core->backward_ns, 1)) +
                   (m - n_scatters) * (late_ns + overlap_ns(gather_ns - late_ns, core->backward_ns, 1));
@@ -238,7 +238,7 @@ static double flat_copies_ns(const struct lade_layout_job *job, const struct lad
       lade_layout_size(layout, LADE_AXIS_SHARD) == 1)
     return 0;
   const double m = core->pipeline.n_microbatches, weight = (double)lade_dtype_bytes(job->dtype);
-  const double n_gathers = layout->zero == LADE_ZERO_MOST ? 2 * m : 1;
+  const double n_gathers = layout->zero == LADE_ZERO_MAX ? 2 * m : 1;
   const double n_scatters = lade_software_scatters_once(core->share->software, core->pipeline.n_stages) ? 1 : m;
   const double bytes = n_gathers * 2 * weight + n_scatters * (weight + (double)lade_dtype_bytes(layout->grad_reduce));
   return core->params[0] * bytes / job->cluster->device.device_bytes_per_s * 1e9;
@@ -469,7 +469,7 @@ static double embed_lacks(const struct layout_sum *sum, int stage)
  * as many as are in flight. With @has_grads: the first one before which all chunks have made gradients, and after which
  * all add to them again; 0 without such a half.
  */
-static double stage_least_bytes(const struct layout_sum *sum, int stage, bool has_grads)
+static double stage_min_bytes(const struct layout_sum *sum, int stage, bool has_grads)
 {
   const struct lade_pipeline *pipeline = &sum->pipeline;
   const struct lade_unit_cost *layer = &sum->share->layer;
@@ -487,7 +487,7 @@ static double stage_least_bytes(const struct layout_sum *sum, int stage, bool ha
   const double waiting = LADE_MIN(lade_schedule_lag(pipeline, stage), m);
   return n_layers * ((in_flight - waiting) * layer->saved_bytes +
                      waiting * LADE_MAX(LADE_MIN(layer->weights_bytes, layer->saved_bytes),
-                                        layer->least_weights_bytes)) -
+                                        layer->min_weights_bytes)) -
          in_flight * embed_lacks(sum, stage);
 }
 
@@ -495,7 +495,7 @@ static double stage_least_bytes(const struct layout_sum *sum, int stage, bool ha
  * Return a lower bound of the bytes of @stage's values that are copied to the host, at the first backward half that
  * meets as many as are in flight. Each is on the host or has come back; those of the layer whose half runs may be gone.
  */
-static double stage_least_away(const struct layout_sum *sum, int stage)
+static double stage_min_away(const struct layout_sum *sum, int stage)
 {
   const struct lade_pipeline *pipeline = &sum->pipeline;
   const double waiting = LADE_MIN(lade_schedule_lag(pipeline, stage), pipeline->n_microbatches);
@@ -517,15 +517,15 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     int at = 0;
     while (at < core->n_sizes && core->sizes[at].n_params != n_params)
       at++;
-    LADE_ASSERT(at < LADE_LAYOUT_SIZES_MOST);
+    LADE_ASSERT(at < LADE_LAYOUT_SIZES_MAX);
     if (at < core->n_sizes && core->sizes[at].values_bytes >= values)
       continue;
     core->sizes[at].values_bytes = values;
     core->sizes[at].host_bytes = stage_host_bytes(sum, stage);
     core->sizes[at].n_params = n_params;
-    core->sizes[at].least_away_bytes = stage_least_away(sum, stage);
+    core->sizes[at].min_away_bytes = stage_min_away(sum, stage);
     for (int has_grads = 0; has_grads < 2; has_grads++)
-      core->sizes[at].least_bytes[has_grads] = stage_least_bytes(sum, stage, has_grads);
+      core->sizes[at].min_bytes[has_grads] = stage_min_bytes(sum, stage, has_grads);
     core->sizes[at].stage = stage;
     core->n_sizes = LADE_MAX(core->n_sizes, at + 1);
   }
@@ -543,31 +543,31 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
  * with two microbatches only to the first: the second one's gradients may leave one by one. @ret_first is the bound of
  * the first moment alone.
  */
-static double least_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+static double min_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
                           const struct lade_layout *layout, enum lade_tier state_tier, int i, double *ret_first)
 {
   const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master};
   const double weight = (double)lade_dtype_bytes(job->dtype), n_params = core->sizes[i].n_params;
-  const double peak = core->share->layer.least_peak_bytes[shard > 1 ? zero : 0];
+  const double peak = core->share->layer.min_peak_bytes[shard > 1 ? zero : 0];
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
   const double on_device = state_tier == LADE_TIER_DEVICE ? state : weight;
   const double held = n_params * lade_zero_state_bytes(zero, shard, weight, on_device, 0);
   const double grads = n_params * lade_zero_state_bytes(zero, shard, 0, 0, sizeof(float));
-  const double steady = core->sizes[i].least_bytes[true];
-  double least = *ret_first = held + core->sizes[i].least_bytes[false] + peak;
+  const double steady = core->sizes[i].min_bytes[true];
+  double min = *ret_first = held + core->sizes[i].min_bytes[false] + peak;
   if (steady > 0)
-    least = LADE_MAX(least, held + grads + steady + (core->pipeline.n_microbatches > 2 ? peak : 0));
+    min = LADE_MAX(min, held + grads + steady + (core->pipeline.n_microbatches > 2 ? peak : 0));
   /* Else complete gradients leave for the host one by one: of one microbatch sharded ones too. */
   if (state_tier == LADE_TIER_DEVICE || (shard > 1 && core->pipeline.n_microbatches > 1))
-    least = LADE_MAX(least, held + grads * (double)lade_dtype_bytes(job->grad_dtype) / sizeof(float));
-  return least;
+    min = LADE_MAX(min, held + grads * (double)lade_dtype_bytes(job->grad_dtype) / sizeof(float));
+  return min;
 }
 
 /* Return a lower bound of the host bytes of size @i: its optimizer state. Copies of values may come back early. */
-static double least_host_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+static double min_host_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
                                const struct lade_layout *layout, enum lade_tier state_tier, int i)
 {
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
@@ -590,12 +590,12 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
                         (state_tier == LADE_TIER_DEVICE ? 0 : state_host_bytes(job, core, layout, n_params));
     cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
     double first;
-    const double least = least_bytes(job, core, layout, state_tier, i, &first);
-    const double least_host = least_host_bytes(job, core, layout, state_tier, i);
-    cost->least_bytes = LADE_MAX(cost->least_bytes, (uint64_t)least);
-    cost->least_host_bytes = LADE_MAX(cost->least_host_bytes, (uint64_t)least_host);
-    cost->least_sum_bytes = LADE_MAX(cost->least_sum_bytes,
-                                     (uint64_t)(first + least_host + core->sizes[i].least_away_bytes));
+    const double min = min_bytes(job, core, layout, state_tier, i, &first);
+    const double min_host = min_host_bytes(job, core, layout, state_tier, i);
+    cost->min_bytes = LADE_MAX(cost->min_bytes, (uint64_t)min);
+    cost->min_host_bytes = LADE_MAX(cost->min_host_bytes, (uint64_t)min_host);
+    cost->min_sum_bytes = LADE_MAX(cost->min_sum_bytes,
+                                     (uint64_t)(first + min_host + core->sizes[i].min_away_bytes));
     cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)
       continue;
@@ -623,7 +623,7 @@ int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_piece
 static int layers_get(struct layout_sum *sum, struct lade_error *error)
 {
   const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
-  if (sum->job->cuts && n_pieces <= lade_pieces_most(sum->job->model) && sum->job->cuts[n_pieces]) {
+  if (sum->job->cuts && n_pieces <= lade_pieces_max(sum->job->model) && sum->job->cuts[n_pieces]) {
     sum->layers = sum->job->cuts[n_pieces];
     return 0;
   }

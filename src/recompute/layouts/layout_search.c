@@ -22,7 +22,7 @@
  * kept. If the proof of one finds that it does not fit, the caller searches its kind again with its estimate corrected.
  *
  * With those proofs, lade_layout_search_undecided lists all layouts that may still be faster: each variant under each
- * residency, held against the budgets by lower bounds of its proved bytes (least_bytes in layout_cost.c). Estimates
+ * residency, held against the budgets by lower bounds of its proved bytes (min_bytes in layout_cost.c). Estimates
  * and corrections have no part in that, so a layout that is not listed is decided.
  */
 #include <errno.h>
@@ -33,12 +33,12 @@
 #include "base/base.h"
 #include "recompute/layout_cost.h"
 
-#define MICRO_BATCH_MOST 64   /* a larger one only fills more memory: products are at their full rate long before */
+#define MICRO_BATCH_MAX 64   /* a larger one only fills more memory: products are at their full rate long before */
 #define SLACK 0.94            /* part of an estimated peak that must fit: a proof, which decides, may find 6 % less */
 #define N_SCHEDULES_SEARCHED 3
 #define SHARD_FEW 64
 #define N_SHARD_GROUPS 3
-#define N_VARIANTS_MOST ((LADE_ZERO_MOST + 1) * N_SHARD_GROUPS)
+#define N_VARIANTS_MAX ((LADE_ZERO_MAX + 1) * N_SHARD_GROUPS)
 
 struct share_entry {
   struct lade_share_key key;
@@ -57,16 +57,16 @@ struct layout_candidate {
 struct candidate_cores {
   const struct layout_candidate *candidate;
   struct lade_layout layout;
-  struct lade_layout_core cores[LADE_SHARE_RESIDENCIES_MOST];
-  uint8_t made[LADE_SHARE_RESIDENCIES_MOST]; /* enum core_kind */
+  struct lade_layout_core cores[LADE_SHARE_RESIDENCIES_MAX];
+  uint8_t made[LADE_SHARE_RESIDENCIES_MAX]; /* enum core_kind */
 };
 
 enum core_kind { CORE_NONE, CORE_BOUND, CORE_RUN };
 
-#define N_PRECISIONS_MOST (LADE_N_MOMENTS * LADE_N_MASTERS)
+#define N_PRECISIONS_MAX (LADE_N_MOMENTS * LADE_N_MASTERS)
 
 struct layout_searcher {
-  struct lade_layout_job jobs[N_PRECISIONS_MOST]; /* the caller's, with cuts; one for each precision of states */
+  struct lade_layout_job jobs[N_PRECISIONS_MAX]; /* the caller's, with cuts; one for each precision of states */
   int n_jobs;
   const struct lade_layout_job *job; /* the first: pipelines and shares do not depend on the precision */
   int64_t **cuts;
@@ -76,9 +76,9 @@ struct layout_searcher {
   struct lade_share_key last_key; /* of the share that was made last, with its graph; NULL: none was */
   struct lade_model_graph *last_graph;
   LADE_ARRAY(struct layout_candidate) candidates;
-  struct lade_layout_found least; /* of memory, among those that do not fit */
+  struct lade_layout_found min; /* of memory, among those that do not fit */
   bool is_listing; /* lade_layout_search_undecided */
-  LADE_ARRAY(struct lade_layout_found) undecided; /* at most 2 n_most; cut to the fastest n_most when full */
+  LADE_ARRAY(struct lade_layout_found) undecided; /* at most 2 n_max; cut to the fastest n_max when full */
   double listed_ns; /* a listed layout's time is below this one */
   int status;
 };
@@ -86,7 +86,7 @@ struct layout_searcher {
 /* Make room for a cut of the model into each number of pieces. Each is made at first use. */
 static int cuts_init(struct layout_searcher *s, const struct lade_layout_job *job)
 {
-  s->cuts = calloc((size_t)lade_pieces_most(job->model) + 1, sizeof(*s->cuts));
+  s->cuts = calloc((size_t)lade_pieces_max(job->model) + 1, sizeof(*s->cuts));
   s->job = &s->jobs[0];
   return s->cuts ? 0 : -ENOMEM;
 }
@@ -179,7 +179,7 @@ static int variants_list(const struct layout_searcher *s, struct lade_layout_par
   const struct lade_layout_search_params *given = s->params;
   const int64_t groups[N_SHARD_GROUPS] = {0, s->job->cluster->levels[0].n_devices / layout.tp, SHARD_FEW};
   int n = 0;
-  for (int zero = 0; zero <= (layout.dp > 1 ? LADE_ZERO_MOST : 0); zero++) {
+  for (int zero = 0; zero <= (layout.dp > 1 ? LADE_ZERO_MAX : 0); zero++) {
     if ((given->zero >= 0 && given->zero != zero) || lade_software_of(s->job, zero, given->recipe) != software)
       continue;
     layout.zero = zero;
@@ -205,7 +205,7 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
                             int64_t micro_batch, const struct lade_share_residencies *residencies)
 {
   const enum lade_software software = residencies->items[0].software;
-  struct lade_layout_params variants[N_VARIANTS_MOST];
+  struct lade_layout_params variants[N_VARIANTS_MAX];
   struct lade_layout layout;
   double span_ns;
   const int n_pieces = layout_params->pp * layout_params->virtual_stages;
@@ -246,7 +246,7 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
   if (layout.pp == 1 || m % layout.pp || (given->schedule >= 0 && given->schedule != LADE_SCHEDULE_INTERLEAVED))
     return;
   layout.schedule = LADE_SCHEDULE_INTERLEAVED;
-  for (int v = 2; v * layout.pp <= lade_pieces_most(s->job->model); v++) {
+  for (int v = 2; v * layout.pp <= lade_pieces_max(s->job->model); v++) {
     if (given->virtual_stages > 1 && given->virtual_stages != v)
       continue;
     layout.virtual_stages = v;
@@ -258,7 +258,7 @@ static void schedules_bound(struct layout_searcher *s, struct lade_layout_params
 static bool is_run_by(const struct layout_searcher *s, const struct lade_layout_params *layout,
                       enum lade_software software)
 {
-  struct lade_layout_params variants[N_VARIANTS_MOST];
+  struct lade_layout_params variants[N_VARIANTS_MAX];
   return variants_list(s, *layout, software, variants) > 0;
 }
 
@@ -270,7 +270,7 @@ static void sizes_bound(struct layout_searcher *s, const struct lade_layout_para
   bool is_run[LADE_N_SOFTWARE] = {false};
   for (int software = LADE_SOFTWARE_LADE; software < LADE_N_SOFTWARE; software++)
     is_run[software] = is_run_by(s, layout, (enum lade_software)software);
-  for (int64_t micro_batch = 1; micro_batch <= LADE_MIN(rows, MICRO_BATCH_MOST) && !s->status; micro_batch++) {
+  for (int64_t micro_batch = 1; micro_batch <= LADE_MIN(rows, MICRO_BATCH_MAX) && !s->status; micro_batch++) {
     if (rows % micro_batch || (given->micro_batch && given->micro_batch != micro_batch))
       continue;
     for (int software = LADE_SOFTWARE_LADE; software < LADE_N_SOFTWARE && !s->status; software++) {
@@ -287,7 +287,7 @@ static void pipelines_bound(struct layout_searcher *s, int tp)
 {
   const struct lade_layout_search_params *given = s->params;
   const int rest = given->n_ranks / tp, n_context = LADE_MAX(s->job->n_context, 1);
-  for (int pp = 1; pp <= LADE_MIN(rest, lade_pieces_most(s->job->model)) && !s->status; pp++) {
+  for (int pp = 1; pp <= LADE_MIN(rest, lade_pieces_max(s->job->model)) && !s->status; pp++) {
     const int dp = rest / pp;
     if (rest % pp || (given->pp && given->pp != pp) || (given->dp && given->dp * n_context != dp) ||
         s->job->batch % dp || dp % n_context || dp % LADE_MAX(s->job->n_expert_ranks, 1))
@@ -324,7 +324,7 @@ static void found_insert(struct layout_searcher *s, const struct lade_layout_fou
     if (lade_layout_is_same_kind(&search->found[i].layout, &found->layout))
       gone = i;
   }
-  if (gone == s->params->n_most) /* all are better than the last, which leaves */
+  if (gone == s->params->n_max) /* all are better than the last, which leaves */
     gone--;
   else if (gone == search->n_found)
     search->n_found++;
@@ -342,7 +342,7 @@ static double limit_get(const struct layout_searcher *s, const struct lade_layou
     if (lade_layout_is_same_kind(&search->found[i].layout, layout))
       return search->found[i].cost.step_ns;
   }
-  return search->n_found == s->params->n_most ? search->found[search->n_found - 1].cost.step_ns : INFINITY;
+  return search->n_found == s->params->n_max ? search->found[search->n_found - 1].cost.step_ns : INFINITY;
 }
 
 /* Make the core of residency @i: its bound, or its whole schedule. */
@@ -363,10 +363,10 @@ static bool is_provable(const struct lade_layout_job *job)
 }
 
 /* Remember the layout that needs the least device memory, of those that fit the host. */
-static void least_note(struct layout_searcher *s, const struct lade_layout_found *found)
+static void min_note(struct layout_searcher *s, const struct lade_layout_found *found)
 {
-  if (!s->least.cost.peak_bytes || found->cost.peak_bytes < s->least.cost.peak_bytes)
-    s->least = *found;
+  if (!s->min.cost.peak_bytes || found->cost.peak_bytes < s->min.cost.peak_bytes)
+    s->min = *found;
 }
 
 /* Return the largest factor of the corrections that apply to @found; 1: none does. */
@@ -409,7 +409,7 @@ static int residency_find(struct layout_searcher *s, struct candidate_cores *cor
       lade_layout_core_cost(job, &cores->cores[i], layout, found->state_tier, &found->cost);
       return 0;
     }
-    least_note(s, found);
+    min_note(s, found);
   }
   return -EOVERFLOW;
 }
@@ -455,8 +455,8 @@ static bool may_fit(const struct layout_searcher *s, const struct lade_layout_co
   const struct lade_layout_search_params *params = s->params;
   if (!is_provable(s->job))
     return cost->peak_bytes <= params->device_bytes && cost->host_bytes <= params->host_bytes;
-  return cost->least_bytes <= params->device_bytes && cost->least_host_bytes <= params->host_bytes &&
-         cost->least_sum_bytes <= params->device_bytes + params->host_bytes;
+  return cost->min_bytes <= params->device_bytes && cost->min_host_bytes <= params->host_bytes &&
+         cost->min_sum_bytes <= params->device_bytes + params->host_bytes;
 }
 
 static int found_compare(const void *a, const void *b)
@@ -465,23 +465,23 @@ static int found_compare(const void *a, const void *b)
   return (x->cost.step_ns > y->cost.step_ns) - (x->cost.step_ns < y->cost.step_ns);
 }
 
-/* Sort the list and keep its fastest n_most. */
+/* Sort the list and keep its fastest n_max. */
 static void undecided_cut(struct layout_searcher *s)
 {
-  const int n_most = s->params->n_most;
+  const int n_max = s->params->n_max;
   if (s->undecided.n)
     qsort(s->undecided.items, (size_t)s->undecided.n, sizeof(*s->undecided.items), found_compare);
-  if (s->undecided.n <= n_most)
+  if (s->undecided.n <= n_max)
     return;
-  s->listed_ns = s->undecided.items[n_most].cost.step_ns;
-  s->undecided.n = n_most;
+  s->listed_ns = s->undecided.items[n_max].cost.step_ns;
+  s->undecided.n = n_max;
 }
 
 static int undecided_push(struct layout_searcher *s, const struct lade_layout_found *found)
 {
   if (!LADE_PUSH(&s->undecided, *found))
     return -ENOMEM;
-  if (s->undecided.n == 2 * s->params->n_most)
+  if (s->undecided.n == 2 * s->params->n_max)
     undecided_cut(s);
   return 0;
 }
@@ -519,7 +519,7 @@ static int variant_list(struct layout_searcher *s, struct candidate_cores *cores
 /* Cost all variants of @candidate that fit and may be among the best. */
 static int candidate_cost(struct layout_searcher *s, const struct layout_candidate *candidate)
 {
-  struct lade_layout_params variants[N_VARIANTS_MOST];
+  struct lade_layout_params variants[N_VARIANTS_MAX];
   struct candidate_cores cores;
   const int n = variants_list(s, candidate->layout, candidate->software, variants), n_tiers = tiers_count(s);
   cores.candidate = candidate;
@@ -542,7 +542,7 @@ static int best_find(struct layout_searcher *s)
     qsort(s->candidates.items, (size_t)s->candidates.n, sizeof(*s->candidates.items), candidate_compare);
   for (int i = 0; i < s->candidates.n && !status; i++) {
     const struct layout_candidate *candidate = &s->candidates.items[i];
-    if (search->n_found == s->params->n_most &&
+    if (search->n_found == s->params->n_max &&
         candidate->bound_ns > search->found[search->n_found - 1].cost.step_ns)
       break;
     if (candidate->bound_ns <= limit_get(s, &candidate->layout))
@@ -581,9 +581,9 @@ static int nothing_tell(const struct layout_searcher *s, struct lade_error *erro
     return lade_error_set(error, -EINVAL, "no layout: %lld tensor parallel ranks do not divide model %s (%lld heads, "
                           "%lld KV heads): the nearest number is %lld", (long long)tp, model->name,
                           (long long)model->heads, (long long)model->n_kv_heads, (long long)nearest);
-  if (given->pp > lade_pieces_most(model))
+  if (given->pp > lade_pieces_max(model))
     return lade_error_set(error, -EINVAL, "no layout: model %s has %lld layers, which make %lld stages at most",
-                          model->name, (long long)model->layers, (long long)lade_pieces_most(model));
+                          model->name, (long long)model->layers, (long long)lade_pieces_max(model));
   if (given->n_ranks % sizes)
     return lade_error_set(error, -EINVAL, "no layout: %d ranks are no multiple of the %lld of the sizes given: the "
                           "nearest number is %lld", given->n_ranks, (long long)sizes,
@@ -606,14 +606,14 @@ static int search_finish(struct layout_searcher *s, struct lade_error *error)
     return lade_error_set(error, s->status, "no memory for the search");
   if (s->search->n_found)
     return 0;
-  if (!s->least.cost.peak_bytes)
+  if (!s->min.cost.peak_bytes)
     return nothing_tell(s, error);
-  found_insert(s, &s->least);
+  found_insert(s, &s->min);
   return lade_error_set(error, -EOVERFLOW, "no layout of %d ranks fits in %s of device memory; "
                         "the one that needs least, %s, is tp %d pp %d dp %d zero %d", s->params->n_ranks,
                         lade_size_exact(s->params->device_bytes, has),
-                        lade_size_exact(s->least.cost.peak_bytes, needs), s->least.layout.tp, s->least.layout.pp,
-                        s->least.layout.dp, s->least.layout.zero);
+                        lade_size_exact(s->min.cost.peak_bytes, needs), s->min.layout.tp, s->min.layout.pp,
+                        s->min.layout.dp, s->min.layout.zero);
 }
 
 /* Bound all candidates. */
@@ -645,7 +645,7 @@ int lade_layout_search_undecided(const struct lade_layout_job *job, const struct
       s.status = candidate_cost(&s, candidate);
   }
   const int status = s.status;
-  cuts_free(&s, (int)lade_pieces_most(job->model));
+  cuts_free(&s, (int)lade_pieces_max(job->model));
   shares_free(&s);
   LADE_ARRAY_FREE(&s.candidates);
   if (status) {
@@ -662,13 +662,13 @@ int lade_layout_search_undecided(const struct lade_layout_job *job, const struct
 int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
                            struct lade_error *error, struct lade_layout_search *ret_search)
 {
-  struct lade_layout_search search = {.found = calloc((size_t)params->n_most + 1, sizeof(*search.found))};
+  struct lade_layout_search search = {.found = calloc((size_t)params->n_max + 1, sizeof(*search.found))};
   struct layout_searcher s = {.job = job, .params = params, .search = &search, .status = search.found ? 0 : -ENOMEM};
   candidates_bound(&s, job);
   if (!s.status)
     s.status = best_find(&s);
   const int status = search_finish(&s, error);
-  cuts_free(&s, (int)lade_pieces_most(job->model));
+  cuts_free(&s, (int)lade_pieces_max(job->model));
   shares_free(&s);
   LADE_ARRAY_FREE(&s.candidates);
   if (status && status != -EOVERFLOW) {

@@ -42,7 +42,7 @@ static int graph_make(const struct lade_layout_job *job, const struct lade_layou
                 .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
                 .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages,
                 .is_scattered = lade_layout_sends_scattered(job, layout, micro_batch),
-                .n_shards = layout->zero == LADE_ZERO_MOST ? lade_shard_count(layout) : 1}};
+                .n_shards = layout->zero == LADE_ZERO_MAX ? lade_shard_count(layout) : 1}};
   return lade_model_graph_create(&params, error, ret_graph);
 }
 
@@ -53,7 +53,7 @@ static int graph_make(const struct lade_layout_job *job, const struct lade_layou
 static void gathers_drop(const struct lade_model_graph *graph, const struct lade_layout *layout,
                          struct lade_residency *residency)
 {
-  const bool is_gathering = layout->zero == LADE_ZERO_MOST && lade_shard_count(layout) > 1;
+  const bool is_gathering = layout->zero == LADE_ZERO_MAX && lade_shard_count(layout) > 1;
   for (int param = 0; param < graph->n_params && is_gathering; param++)
     residency->choices[graph->params[param].tensor].saved = LADE_RESIDENCY_HOST;
 }
@@ -63,7 +63,7 @@ static void gathers_drop(const struct lade_model_graph *graph, const struct lade
 struct stage_values {
   const struct lade_model_graph *layer; /* of a share */
   const struct lade_layer_residency *policies;
-  int32_t tensors[LADE_LAYER_VALUES_MOST]; /* of @layer, by place */
+  int32_t tensors[LADE_LAYER_VALUES_MAX]; /* of @layer, by place */
   struct lade_residency *residency;
 };
 
@@ -71,7 +71,7 @@ static void layer_value_list(void *user, const struct lade_model_graph *graph, i
 {
   struct stage_values *values = user;
   (void)graph;
-  if (place < LADE_LAYER_VALUES_MOST)
+  if (place < LADE_LAYER_VALUES_MAX)
     values->tensors[place] = tensor;
 }
 
@@ -104,7 +104,7 @@ static int policies_apply(const struct lade_layout_job *job, const struct lade_l
   if (!status) {
     values.layer = basis.graph;
     const int n = share_values_visit(basis.graph, SHARE_LAYER, layer_value_list, &values);
-    LADE_ASSERT(policies->n == LADE_MIN(n, LADE_LAYER_VALUES_MOST));
+    LADE_ASSERT(policies->n == LADE_MIN(n, LADE_LAYER_VALUES_MAX));
     for (int unit = 0; unit < build->graph->n_units; unit++) {
       if (is_layer_unit(build->graph, unit))
         share_values_visit(build->graph, unit, stage_value_set, &values);

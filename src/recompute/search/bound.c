@@ -153,7 +153,7 @@ static uint64_t grads_at(const struct lade_model_graph *graph, const struct lade
 static uint64_t somewhere_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, bool is_one,
                                 bool optimizer_in_backward)
 {
-  uint64_t state = state_bytes(graph, layout), most = 0;
+  uint64_t state = state_bytes(graph, layout), max = 0;
   struct adds *adds = adds_find(graph);
   int *last_use = calloc((size_t)graph->n_tensors, sizeof(*last_use));
   int64_t *waiting = calloc((size_t)graph->n_ops * 2 + 1, sizeof(*waiting)); /* sums of waiting values, then changes
@@ -164,7 +164,7 @@ static uint64_t somewhere_bytes(const struct lade_model_graph *graph, const stru
   for (int i = 0; i < graph->n_ops && is_ready; i++) {
     state += grads_at(graph, layout, adds, i, false, LADE_BLOCK_GRAD);
     uint64_t op = op_bytes(graph, &graph->ops[i], false);
-    most = LADE_MAX(most, state + op + (uint64_t)(waiting[i] + waiting[graph->n_ops + i]));
+    max = LADE_MAX(max, state + op + (uint64_t)(waiting[i] + waiting[graph->n_ops + i]));
     if (is_one && (optimizer_in_backward || lade_model_graph_rounds(graph)))
       state -= grads_at(graph, layout, adds, i, true, LADE_BLOCK_GRAD);
     if (is_one && !optimizer_in_backward && lade_model_graph_rounds(graph))
@@ -173,7 +173,7 @@ static uint64_t somewhere_bytes(const struct lade_model_graph *graph, const stru
   free(waiting);
   free(last_use);
   free(adds);
-  return most;
+  return max;
 }
 
 /*
@@ -189,13 +189,13 @@ static bool is_late(const struct lade_plan_params *params)
 
 uint64_t plan_lower_bound(const struct lade_plan_params *params)
 {
-  uint64_t most = 0, tiers = params->host_bytes + params->store_bytes;
+  uint64_t max = 0, tiers = params->host_bytes + params->store_bytes;
   for (int i = 0; i < params->graph->n_ops; i++)
-    most = LADE_MAX(most, op_bytes(params->graph, &params->graph->ops[i], true));
+    max = LADE_MAX(max, op_bytes(params->graph, &params->graph->ops[i], true));
   const bool is_one = params->n_microbatches == 1;
   uint64_t all = is_late(params) ? 0 : somewhere_bytes(params->graph, params->layout, is_one,
                                                        params->optimizer_in_backward);
   if (tiers >= params->host_bytes && all > tiers) /* else the sum wrapped: the tiers have no limit */
-    most = LADE_MAX(most, all - tiers);
-  return lade_align_up(most, params->chunk_bytes);
+    max = LADE_MAX(max, all - tiers);
+  return lade_align_up(max, params->chunk_bytes);
 }

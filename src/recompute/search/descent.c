@@ -35,9 +35,9 @@
 #define LARGE_OPS 1500       /* ops of a microbatch above which a program is large: each round emits it once */
 #define LARGE_STEP_OPS 4000  /* the same, of all microbatches of a step */
 
-#define REPEAT_MOST 12 /* limit of recompute time, as a multiple of the compute of a step that keeps everything */
+#define REPEAT_MAX 12 /* limit of recompute time, as a multiple of the compute of a step that keeps everything */
 #define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */
-#define REFUSALS_MOST 32 /* changes undone for lack of room, after which no more is moved to that tier */
+#define REFUSALS_MAX 32 /* changes undone for lack of room, after which no more is moved to that tier */
 #define PASSAGE_VALUES 8 /* widest values in transit through the host at once */
 
 /* Choices before a change: tiers of a parameter and its state, or the policy of a gap. */
@@ -61,7 +61,7 @@ struct model_descent {
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
   uint64_t *unit_keys;      /* by unit: equal for units whose values wait alike */
   int32_t *representatives; /* by a group's first tensor: the member live at the peak that represents the group; -1 */
-  double most_ns; /* limit of compute time: bounds recompute */
+  double max_ns; /* limit of compute time: bounds recompute */
   uint8_t *barred;         /* by lade_change_index: changes that were undone (bar_bit) */
   uint8_t *raising;        /* the same: undone because the peak rose */
   bool may_raise;          /* no other change is left, so that these are allowed */
@@ -227,8 +227,8 @@ static int members_pick(struct model_descent *d, const struct lade_change *chang
 {
   int n = 0, n_picked = 0;
   const int32_t *group = lade_change_group(d->pricer, (enum lade_change_kind)change->kind, change->id, &n);
-  const int most = takes_all(d, change) ? n : round_members(d, change, n);
-  for (int i = 0; i < n && n_picked < most; i++) {
+  const int max = takes_all(d, change) ? n : round_members(d, change, n);
+  for (int i = 0; i < n && n_picked < max; i++) {
     int32_t id = group[lade_change_is_tier(change) ? n - 1 - i : i];
     if (is_live_member(d, change, id))
       d->peak_members[n_picked++] = id;
@@ -264,7 +264,7 @@ static bool is_gathered_again(const struct model_descent *d, int tensor)
 {
   const struct lade_tensor *value = &d->graph->tensors[tensor];
   return value->kind == LADE_TENSOR_PARAM && lade_shard_count(d->params->layout) > 1 &&
-         d->params->layout->zero == LADE_ZERO_MOST && d->residency->weight_tiers[value->param] == LADE_TIER_DEVICE;
+         d->params->layout->zero == LADE_ZERO_MAX && d->residency->weight_tiers[value->param] == LADE_TIER_DEVICE;
 }
 
 /* True if the tier has room for the members. */
@@ -274,7 +274,7 @@ static bool tier_holds(struct model_descent *d, const struct lade_change *change
   uint64_t bytes = 0;
   if (space == LADE_DEVICE || (!lade_change_is_tier(change) && is_gathered_again(d, change->id)))
     return true;
-  if (d->n_refusals[space] >= REFUSALS_MOST)
+  if (d->n_refusals[space] >= REFUSALS_MAX)
     return false;
   for (int i = 0; i < n_members; i++)
     bytes += moved_bytes(d, change, d->peak_members[i]);
@@ -295,7 +295,7 @@ static void change_consider(struct model_descent *d, struct lade_change change, 
   const int n_priced = takes_all(d, &change) ? n_members : 1; /* only one of them is at the peak */
   const struct lade_queue_times added = lade_change_price(d->pricer, d->residency, &change);
   const struct lade_queue_times sum = lade_queue_times_sum(base, &added, n_priced);
-  if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > d->most_ns)
+  if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > d->max_ns)
     return;
   const double added_ns = lade_queue_times_ns(d->pricer, &sum) - lade_queue_times_ns(d->pricer, base);
   const double score = added_ns / (double)LADE_MAX(freed_bytes, 1);
@@ -514,7 +514,7 @@ static void change_undo(struct model_descent *d, uint8_t *bars)
 static int state_push(struct model_descent *d)
 {
   struct descent_state state = {.n_changes = d->trajectory->changes.n, .peak = d->peak_number,
-                                .least_ns = d->peak->least_ns};
+                                .min_ns = d->peak->min_ns};
   memcpy(state.key, d->peak->key, sizeof(state.key));
   memcpy(state.live_bytes, d->peak->live_bytes, sizeof(state.live_bytes));
   return LADE_PUSH(&d->trajectory->states, state) ? 0 : -ENOMEM;
@@ -564,8 +564,8 @@ static int round_run(struct model_descent *d, bool *ret_is_over)
     *ret_is_over = true;
     return 0;
   }
-  if (d->most_ns == 0)
-    d->most_ns = REPEAT_MOST * d->peak->queue_times.compute_ns;
+  if (d->max_ns == 0)
+    d->max_ns = REPEAT_MAX * d->peak->queue_times.compute_ns;
   lade_pricer_rebase(d->pricer, d->residency);
   idle_spread(d);
   unit_keys_fill(d);

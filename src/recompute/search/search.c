@@ -49,9 +49,9 @@
 
 #define STEPS_PER_OCTAVE 24 /* budget steps 3 % apart; ladder_parts cuts each into smaller ones */
 #define STEPS_PER_OCTAVE_LARGE 6
-#define STEPS_LEAST 20 /* from the unconstrained peak to the smallest budget, however close they are */
-#define STEPS_LEAST_LARGE 6
-#define LADDER_PARTS_MOST 64 /* parts of a step, however close the smallest budget is to the largest */
+#define STEPS_MIN 20 /* from the unconstrained peak to the smallest budget, however close they are */
+#define STEPS_MIN_LARGE 6
+#define LADDER_PARTS_MAX 64 /* parts of a step, however close the smallest budget is to the largest */
 #define STEP_SLACK 32 /* a 32nd of a budget step is left to fragmentation */
 #define STEPS_ABOVE 6 /* budget steps above the unconstrained peak: twice the peak, 1 + 1/2, 1 + 1/4, ... times it */
 
@@ -271,9 +271,9 @@ static bool state_pick(const lade_planner *planner, int trajectory, uint64_t liv
   bool is_found = false;
   for (int i = 0; i < t->states.n; i++) {
     const struct descent_state *state = &t->states.items[i];
-    if (state->live_bytes[LADE_DEVICE] > live_bytes || (is_found && state->least_ns >= ret_candidate->least_ns))
+    if (state->live_bytes[LADE_DEVICE] > live_bytes || (is_found && state->min_ns >= ret_candidate->min_ns))
       continue;
-    *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, state->least_ns};
+    *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, state->min_ns};
     is_found = true;
   }
   return is_found;
@@ -289,7 +289,7 @@ static bool state_first(const lade_planner *planner, int trajectory, uint64_t li
     i++;
   if (i == t->states.n)
     return false;
-  *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, t->states.items[i].least_ns};
+  *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, t->states.items[i].min_ns};
   return true;
 }
 
@@ -345,7 +345,7 @@ static bool is_beaten(const struct step_trial *t, const struct plan_candidate *c
 {
   if (!t->best)
     return false;
-  return c->least_ns >= t->best->predicted_ns ||
+  return c->min_ns >= t->best->predicted_ns ||
          (t->best->predicted_ns <= t->planner->ample_ns && gathers_again(t->planner, c));
 }
 
@@ -364,7 +364,7 @@ static int candidate_compete(struct step_trial *t, const struct plan_candidate *
   if (attempt && trial.apart_ns && (!attempt->apart_ns || trial.apart_ns < attempt->apart_ns))
     attempt->apart_ns = trial.apart_ns;
   if (plan) {
-    LADE_ASSERT(plan->predicted_ns + plan->train->n_instrs >= c->least_ns); /* the simulation rounds each completion */
+    LADE_ASSERT(plan->predicted_ns + plan->train->n_instrs >= c->min_ns); /* the simulation rounds each completion */
     lade_plan_destroy(t->best);
     t->best = plan;
   }
@@ -413,8 +413,8 @@ static int live_compare(const void *x, const void *y)
   const struct live_order *a = x, *b = y;
   if (a->live_bytes != b->live_bytes)
     return a->live_bytes < b->live_bytes ? -1 : 1;
-  if (a->candidate.least_ns != b->candidate.least_ns)
-    return a->candidate.least_ns < b->candidate.least_ns ? -1 : 1;
+  if (a->candidate.min_ns != b->candidate.min_ns)
+    return a->candidate.min_ns < b->candidate.min_ns ? -1 : 1;
   if (a->candidate.trajectory != b->candidate.trajectory)
     return a->candidate.trajectory - b->candidate.trajectory;
   return a->candidate.state - b->candidate.state;
@@ -434,7 +434,7 @@ static int states_list(const lade_planner *planner, int first, int end, struct l
   for (int trajectory = first; trajectory < end; trajectory++) {
     for (int i = 0; i < planner->trajectories[trajectory].states.n; i++) {
       const struct descent_state *state = &planner->trajectories[trajectory].states.items[i];
-      *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)trajectory, i, state->least_ns}};
+      *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)trajectory, i, state->min_ns}};
     }
   }
   qsort(*ret_list, (size_t)n, sizeof(**ret_list), live_compare);
@@ -448,7 +448,7 @@ static int states_list(const lade_planner *planner, int first, int end, struct l
 static int state_pack(const lade_planner *planner, const struct plan_candidate *c, uint64_t floor_bytes,
                       uint64_t *ret_bytes)
 {
-  uint64_t least_bytes = UINT64_MAX;
+  uint64_t min_bytes = UINT64_MAX;
   bool is_last = false;
   for (uint64_t pack_work = 0; !is_last; pack_work = MIN_PACK_WORK) {
     struct lade_residency *residency = NULL;
@@ -460,12 +460,12 @@ static int state_pack(const lade_planner *planner, const struct plan_candidate *
     if (status)
       return status;
     if (plan_fits(planner, plan, UINT64_MAX))
-      least_bytes = LADE_MIN(least_bytes, plan->peak_bytes[LADE_DEVICE]);
-    is_last = pack_work || least_bytes == floor_bytes || least_bytes == UINT64_MAX || is_large(planner) ||
+      min_bytes = LADE_MIN(min_bytes, plan->peak_bytes[LADE_DEVICE]);
+    is_last = pack_work || min_bytes == floor_bytes || min_bytes == UINT64_MAX || is_large(planner) ||
               !may_pack_smaller(plan);
     lade_plan_destroy(plan);
   }
-  *ret_bytes = least_bytes;
+  *ret_bytes = min_bytes;
   return 0;
 }
 
@@ -499,26 +499,26 @@ static bool is_listed(const lade_planner *planner, const struct live_order *orde
 }
 
 /* Find the smallest packed peak: states in the order of their live peaks, until that exceeds the best found. */
-static int min_find(lade_planner *planner, int first, int end, struct plan_candidate *ret_least, uint64_t *ret_bytes)
+static int min_find(lade_planner *planner, int first, int end, struct plan_candidate *ret_min, uint64_t *ret_bytes)
 {
   struct live_order *order = NULL;
-  int n = 0, most = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
+  int n = 0, max = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
   int status = states_list(planner, first, end, &order, &n);
-  uint64_t least = UINT64_MAX;
-  for (int i = 0; i < n && (i < most || least == UINT64_MAX) && !status; i++) {
+  uint64_t min = UINT64_MAX;
+  for (int i = 0; i < n && (i < max || min == UINT64_MAX) && !status; i++) {
     uint64_t floor = lade_align_up(order[i].live_bytes, planner->params.chunk_bytes), peak = UINT64_MAX;
-    if (floor >= least)
+    if (floor >= min)
       break;
     if (is_listed(planner, order, i))
       continue;
     status = state_peak(planner, &order[i].candidate, floor, &peak);
-    if (peak < least) {
-      least = peak;
-      *ret_least = order[i].candidate;
+    if (peak < min) {
+      min = peak;
+      *ret_min = order[i].candidate;
     }
   }
   free(order);
-  *ret_bytes = least;
+  *ret_bytes = min;
   return status;
 }
 
@@ -526,16 +526,16 @@ static int min_find(lade_planner *planner, int first, int end, struct plan_candi
  * Find the smallest budget and its state. A coarse trajectory is live in the lower bound, but its programs may be
  * larger when they are packed; then the others are made.
  */
-static int least_find(lade_planner *planner)
+static int smallest_find(lade_planner *planner)
 {
   struct lade_plan_bounds *bounds = &planner->bounds;
-  int status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->least, &bounds->min_bytes);
+  int status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->min, &bounds->min_bytes);
   if (!status && planner->is_plain_coarse && bounds->min_bytes > bounds->lower_bound_bytes) {
     status = planner_refine_plain(planner);
     if (!status)
-      status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->least, &bounds->min_bytes);
+      status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->min, &bounds->min_bytes);
   }
-  planner->least.least_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
+  planner->min.min_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
   return status;
 }
 
@@ -576,7 +576,7 @@ static int unconstrained_find(lade_planner *planner)
   planner->bounds.unconstrained_bytes = plan ? plan->peak_bytes[LADE_DEVICE] : 0;
   planner->bounds.unconstrained_ns = plan ? plan->predicted_ns : 0;
   lade_plan_destroy(plan);
-  bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MOST;
+  bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MAX;
   return is_gathering ? ample_find(planner) : 0;
 }
 
@@ -589,7 +589,7 @@ static double ladder_parts_find(const lade_planner *planner)
   const double octaves = log2((double)bounds->unconstrained_bytes / (double)bounds->min_bytes);
   const bool has_few = is_large(planner);
   const double n_steps = octaves * (has_few ? STEPS_PER_OCTAVE_LARGE : STEPS_PER_OCTAVE);
-  return LADE_MIN(LADE_MAX(ceil((has_few ? STEPS_LEAST_LARGE : STEPS_LEAST) / n_steps), 1), LADDER_PARTS_MOST);
+  return LADE_MIN(LADE_MAX(ceil((has_few ? STEPS_MIN_LARGE : STEPS_MIN) / n_steps), 1), LADDER_PARTS_MAX);
 }
 
 int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_bounds)
@@ -599,7 +599,7 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
     if (status)
       return status;
     planner->bounds.lower_bound_bytes = plan_lower_bound(&planner->params);
-    status = least_find(planner);
+    status = smallest_find(planner);
     if (status)
       return status;
     planner->ladder_parts = ladder_parts_find(planner);
@@ -619,7 +619,7 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
  * few bytes has a bound below the best time. The second is the state that defines the smallest budget, packed as when
  * it was found.
  */
-static int least_compete(struct step_trial *t)
+static int min_compete(struct step_trial *t)
 {
   lade_planner *planner = t->planner;
   const uint64_t min_bytes = planner->bounds.min_bytes;
@@ -627,7 +627,7 @@ static int least_compete(struct step_trial *t)
   bool may_win = false;
   int status = 0;
   for (int trajectory = 0; trajectory < planner->n_stated; trajectory++)
-    may_win |= state_pick(planner, trajectory, min_bytes, &c) && (!t->best || c.least_ns < t->best->predicted_ns);
+    may_win |= state_pick(planner, trajectory, min_bytes, &c) && (!t->best || c.min_ns < t->best->predicted_ns);
   if (may_win) {
     uint64_t stated_bytes;
     c = (struct plan_candidate){0};
@@ -635,7 +635,7 @@ static int least_compete(struct step_trial *t)
     if (!status)
       status = candidate_compete(t, &c, 0, min_bytes);
   }
-  return status ? status : candidate_compete(t, &planner->least, 0, min_bytes);
+  return status ? status : candidate_compete(t, &planner->min, 0, min_bytes);
 }
 
 static int budget_steps_try(struct step_trial *t, uint64_t device_bytes)
@@ -665,7 +665,7 @@ int planner_best(lade_planner *planner, uint64_t device_bytes, struct lade_plan 
   t.attempts = calloc((size_t)planner->stated.n_peaks + 1, sizeof(*t.attempts));
   status = t.attempts ? budget_steps_try(&t, device_bytes) : -ENOMEM;
   if (!status)
-    status = least_compete(&t);
+    status = min_compete(&t);
   free(t.attempts);
   if (status) {
     lade_plan_destroy(t.best);

@@ -24,12 +24,12 @@ int64_t chunk_n_elements(const struct lade_model_graph *graph, int param)
   return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
 }
 
-static int64_t most_elements(const struct lade_model_graph *graph)
+static int64_t max_elements(const struct lade_model_graph *graph)
 {
-  int64_t most = 0;
+  int64_t max = 0;
   for (int param = 0; param < graph->n_params; param++)
-    most = LADE_MAX(most, chunk_n_elements(graph, param));
-  return most;
+    max = LADE_MAX(max, chunk_n_elements(graph, param));
+  return max;
 }
 
 int forms_init(struct chunk_buffer *chunk, struct lade_faults *faults)
@@ -41,7 +41,7 @@ int forms_init(struct chunk_buffer *chunk, struct lade_faults *faults)
     return 0;
   chunk->codes.bytes = lade_fault_calloc(faults, 1, LADE_VALUES_WINDOW_BYTES);
   if (has_scales)
-    chunk->scales = lade_fault_calloc(faults, (size_t)most_elements(graph) / LADE_MOMENT_BLOCK + 1, 1);
+    chunk->scales = lade_fault_calloc(faults, (size_t)max_elements(graph) / LADE_MOMENT_BLOCK + 1, 1);
   return chunk->codes.bytes && (chunk->scales || !has_scales) ? 0 : -ENOMEM;
 }
 

@@ -66,14 +66,14 @@ int slice_shape(const struct lade_model_graph *graph, int param, int i_slice, in
 
 int slices_chunk_blocks(const struct lade_model_graph *graph)
 {
-  int64_t n_most = 1;
+  int64_t n_max = 1;
   for (int param = 0; param < graph->n_params; param++) {
     const struct lade_param *the_param = &graph->params[param];
     for (int i = 0; i < the_param->n_slices; i++)
       if (the_param->slices[i].is_transposed)
-        n_most = LADE_MAX(n_most, chunk_n_elements(graph, param));
+        n_max = LADE_MAX(n_max, chunk_n_elements(graph, param));
   }
-  return (int)LADE_MIN(lade_div_up(n_most, CHUNK_BLOCK_ELEMENTS), TRANSPOSE_MAX_BLOCKS);
+  return (int)LADE_MIN(lade_div_up(n_max, CHUNK_BLOCK_ELEMENTS), TRANSPOSE_MAX_BLOCKS);
 }
 
 /* ---- ranges ---- */

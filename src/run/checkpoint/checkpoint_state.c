@@ -150,11 +150,11 @@ static bool object_sum(const json_t *object, uint64_t *ret_sum)
   return true;
 }
 
-static int file_sum(const char *path, size_t most_bytes, uint64_t *ret_sum, struct lade_error *error)
+static int file_sum(const char *path, size_t max_bytes, uint64_t *ret_sum, struct lade_error *error)
 {
   char *text;
   size_t bytes;
-  int rc = lade_file_load(path, most_bytes, error, &text, &bytes);
+  int rc = lade_file_load(path, max_bytes, error, &text, &bytes);
   if (rc < 0)
     return saved_file_error(rc, error);
   *ret_sum = XXH3_64bits(text, bytes);
@@ -187,14 +187,14 @@ static bool small_file_exists(const char *dir, const char *name)
 }
 
 /* Return state.json's entry of a small file: its size and its sum. NULL: see @error. */
-static json_t *small_file_json(const char *dir, const char *name, size_t most_bytes, struct lade_error *error)
+static json_t *small_file_json(const char *dir, const char *name, size_t max_bytes, struct lade_error *error)
 {
   char path[PATH_MAX];
   int64_t bytes = 0;
   uint64_t sum = 0;
   int rc = file_size(dir, name, path, &bytes, error);
   if (rc == 0)
-    rc = file_sum(path, most_bytes, &sum, error);
+    rc = file_sum(path, max_bytes, &sum, error);
   return rc < 0 ? NULL : json_pack("{s:I,s:o}", "bytes", (json_int_t)bytes, "xxh3", hex_json(sum));
 }
 
@@ -529,7 +529,7 @@ bool saved_sum_find(const struct saved_state *file, const char *name, uint64_t *
 }
 
 /* Compare the small file @name with its sum. */
-static int small_file_verify(const struct saved_state *file, const char *path, const char *name, size_t most_bytes,
+static int small_file_verify(const struct saved_state *file, const char *path, const char *name, size_t max_bytes,
                              struct lade_error *error)
 {
   char file_path[PATH_MAX];
@@ -539,7 +539,7 @@ static int small_file_verify(const struct saved_state *file, const char *path, c
     return state_damaged(path, "a file's checksum is missing", error);
   int rc = checkpoint_path_join(file_path, path, name, error);
   if (rc == 0)
-    rc = file_sum(file_path, most_bytes, &computed, error);
+    rc = file_sum(file_path, max_bytes, &computed, error);
   if (rc < 0 || stated == computed)
     return rc;
   return lade_error_set(error, -EBADMSG, "%s is damaged: its checksum differs", file_path);

@@ -27,7 +27,7 @@
 
 #define PREFIX_BYTES 8 /* the header's length */
 #define PAD_BYTES 8 /* the header's length is a multiple of it */
-#define MOST_WRITE_BYTES (UINT64_C(1) << 30) /* in one system call */
+#define MAX_WRITE_BYTES (UINT64_C(1) << 30) /* in one system call */
 
 struct lade_safetensors_writer {
   char *path;
@@ -125,10 +125,10 @@ static int bytes_write(lade_safetensors_writer *writer, uint64_t offset, const v
   int n_tries = 0;
   for (const char *at = data; bytes;) {
     int rc = lade_fault(writer->faults, LADE_FAULT_FILE_WRITE);
-    uint64_t most = LADE_MIN(bytes, MOST_WRITE_BYTES);
+    uint64_t max = LADE_MIN(bytes, MAX_WRITE_BYTES);
     ssize_t n = -1;
     if (!rc)
-      n = pwrite(writer->fd, at, most, (off_t)(offset + (uint64_t)(at - (const char *)data)));
+      n = pwrite(writer->fd, at, max, (off_t)(offset + (uint64_t)(at - (const char *)data)));
     if (!rc && n < 0)
       rc = -errno;
     if (lade_retry(rc, &n_tries))

@@ -181,8 +181,8 @@ static int64_t stream_window(const struct lade_program *program, const struct st
   size_t element_bytes = 0;
   for (int i = 0; i < s->n_parts; i++)
     element_bytes += s->parts[i].element_bytes;
-  const int64_t most = lade_stream_window_elements(&program->streaming, element_bytes);
-  const int64_t n_windows = lade_div_up(s->n_held, most);
+  const int64_t max = lade_stream_window_elements(&program->streaming, element_bytes);
+  const int64_t n_windows = lade_div_up(s->n_held, max);
   return lade_div_up(lade_div_up(s->n_held, n_windows), LADE_STREAM_GRAIN) * LADE_STREAM_GRAIN;
 }
 

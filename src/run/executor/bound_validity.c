@@ -220,7 +220,7 @@ static bool run_is_valid(const struct bound_program *bound, const struct stream_
 {
   int n_items = 0;
   if (run->calls != bound->stream_calls + first_call || run->n_calls < 1 || run->slots != bound->stream_slots ||
-      run->reading_most > run->scratch_bytes || run->lot_bytes > run->scratch_bytes)
+      run->reading_max > run->scratch_bytes || run->lot_bytes > run->scratch_bytes)
     return false;
   for (int i = 0; i < run->n_calls; i++) {
     const struct stream_call *call = run->calls[i];

@@ -124,7 +124,7 @@ struct stream_run {
   struct stream_lot *lots; /* at most as many as items */
   int n_lots;
   uint64_t lot_bytes; /* most bytes of grains in a lot of more than one item */
-  uint64_t reading_most; /* most bytes that are being read at once; a single longer lot may exceed it */
+  uint64_t reading_max; /* most bytes that are being read at once; a single longer lot may exceed it */
   char *scratch;
   uint64_t scratch_bytes;
   struct stream_slot *slots; /* STREAM_SLOTS, shared by all runs: one run ends before the next begins */

@@ -47,7 +47,7 @@ struct window_piece {
 
 /* ---- in the store ---- */
 
-#define PIECES_MOST (LADE_EXECUTOR_WINDOW_BYTES / GRANULE_BYTES + 1) /* a grain is at least a granule */
+#define PIECES_MAX (LADE_EXECUTOR_WINDOW_BYTES / GRANULE_BYTES + 1) /* a grain is at least a granule */
 
 static bool is_part(const struct lade_model_graph *graph, int tensor)
 {
@@ -116,7 +116,7 @@ struct stored_range {
   const struct resident *held;
   uint64_t offset, bytes; /* offset: a multiple of the granule */
   enum lade_store_op op;
-  struct lade_transfer pieces[PIECES_MOST];
+  struct lade_transfer pieces[PIECES_MAX];
   int n_pieces; /* that have begun */
 };
 
@@ -128,7 +128,7 @@ static int pieces_begin(lade_executor *ex, struct stored_range *range, struct la
   for (uint64_t at = 0, here; at < range->bytes && !status; at += here) {
     const uint64_t place = stored_place(ex, held, range->offset + at, &here);
     here = LADE_MIN(here, range->bytes - at);
-    LADE_ASSERT(range->n_pieces < PIECES_MOST);
+    LADE_ASSERT(range->n_pieces < PIECES_MAX);
     struct lade_transfer *piece = &range->pieces[range->n_pieces];
     *piece = (struct lade_transfer){
         .op = range->op, .check = LADE_CHECK_CALLER, .bytes = here, .data = (char *)ex->bounce + at};

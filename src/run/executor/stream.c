@@ -252,10 +252,10 @@ static void lots_order(struct stream_run *run)
 /* Place the items and scales of a run. The ring has room for at least @streaming's windows. */
 static int run_place(struct stream_run *run, const struct lade_streaming *streaming)
 {
-  uint64_t most_bytes = 0, at = 0;
+  uint64_t max_bytes = 0, at = 0;
   int64_t n_items = 0;
   for (int i = 0; i < run->n_calls; i++) {
-    most_bytes = LADE_MAX(most_bytes, ringed_bytes(run->calls[i]));
+    max_bytes = LADE_MAX(max_bytes, ringed_bytes(run->calls[i]));
     n_items += call_n_items(run->calls[i]);
   }
   if (n_items > INT32_MAX)
@@ -264,11 +264,11 @@ static int run_place(struct stream_run *run, const struct lade_streaming *stream
   run->lots = calloc((size_t)n_items + 1, sizeof(*run->lots));
   if (!run->items || !run->lots)
     return -ENOMEM;
-  const uint64_t scales_room = lade_stream_scales_bytes(most_bytes, run->n_calls > 1);
+  const uint64_t scales_room = lade_stream_scales_bytes(max_bytes, run->n_calls > 1);
   LADE_ASSERT(scales_room <= run->scratch_bytes);
   const uint64_t ring_bytes = run->scratch_bytes - scales_room;
   run->lot_bytes = LADE_MIN(streaming->window_bytes, ring_bytes / (uint64_t)streaming->n_windows);
-  run->reading_most = ring_bytes / 2;
+  run->reading_max = ring_bytes / 2;
   uint64_t scales_at = ring_bytes;
   for (int i = 0; i < run->n_calls; i++) {
     scales_at = scales_place(run->calls[i], scales_at, ring_bytes, run->scratch_bytes);
@@ -498,7 +498,7 @@ static int reads_begin(struct stream_run *run, lade_executor *ex, int must)
     bool has_room = false;
     if (lot->after >= run->n_writes_begun) /* the lot in its place is not even being written */
       break;
-    if (run->reading_bytes && reading_bytes > run->reading_most)
+    if (run->reading_bytes && reading_bytes > run->reading_max)
       break;
     status = writes_collect(run, ex, lot->after, at <= must, &has_room);
     if (status || !has_room)

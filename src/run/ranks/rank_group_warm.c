@@ -31,18 +31,18 @@
 #include "run/rank_group.h"
 
 #define SUMS_BYTES 4096u   /* bound of a gather of sums, and of a sum of losses */
-#define WINDOW_LEAST 65536u /* a window is not made smaller than this */
+#define WINDOW_MIN 65536u /* a window is not made smaller than this */
 
 /* The largest call of each kind on each axis: bytes of all ranks' blocks. 0: not called. */
-struct calls_most {
+struct calls_max {
   uint64_t bytes[LADE_N_AXES][LADE_N_COLLECTIVES];
 };
 
 /* ---- the calls of a graph's programs ---- */
 
-static void most_raise(uint64_t *most, uint64_t bytes)
+static void max_raise(uint64_t *max, uint64_t bytes)
 {
-  *most = LADE_MAX(*most, bytes);
+  *max = LADE_MAX(*max, bytes);
 }
 
 /* Return the bytes of a tensor's elements as FP32, at least its own. */
@@ -52,7 +52,7 @@ static uint64_t wide_bytes(const struct lade_tensor *tensor)
 }
 
 /* Add the collectives of ops, whose largest tensor has all ranks' blocks. */
-static void ops_add(const struct lade_model_graph *graph, struct calls_most *most)
+static void ops_add(const struct lade_model_graph *graph, struct calls_max *max)
 {
   for (int i = 0; i < graph->n_ops; i++) {
     const struct lade_op *op = &graph->ops[i];
@@ -62,14 +62,14 @@ static void ops_add(const struct lade_model_graph *graph, struct calls_most *mos
     if (op->kind != LADE_OP_ALL_REDUCE && op->kind != LADE_OP_ALL_GATHER && op->kind != LADE_OP_REDUCE_SCATTER)
       continue;
     for (int j = 0; j < op->n_in; j++)
-      most_raise(&most->bytes[op->attr.axis][kind], op->in[j] < 0 ? 0 : graph->tensors[op->in[j]].bytes);
+      max_raise(&max->bytes[op->attr.axis][kind], op->in[j] < 0 ? 0 : graph->tensors[op->in[j]].bytes);
     for (int j = 0; j < op->n_out; j++)
-      most_raise(&most->bytes[op->attr.axis][kind], op->out[j] < 0 ? 0 : graph->tensors[op->out[j]].bytes);
+      max_raise(&max->bytes[op->attr.axis][kind], op->out[j] < 0 ? 0 : graph->tensors[op->out[j]].bytes);
   }
 }
 
 static void grads_add(const struct lade_rank_group *group, const struct lade_model_graph *graph,
-                      struct calls_most *most)
+                      struct calls_max *max)
 {
   uint64_t all = 0, shared = 0, tied = 0;
   for (int i = 0; i < graph->n_params; i++) {
@@ -80,29 +80,29 @@ static void grads_add(const struct lade_rank_group *group, const struct lade_mod
     tied = LADE_MAX(tied, param->is_at_both_ends ? bytes : 0);
   }
   const bool is_sharded = group->layout.zero > 0;
-  most_raise(&most->bytes[LADE_AXIS_DP][LADE_ALL_REDUCE], is_sharded ? SUMS_BYTES : all);
-  most_raise(&most->bytes[LADE_AXIS_SHARD][LADE_REDUCE_SCATTER], is_sharded ? all : 0);
-  most_raise(&most->bytes[LADE_AXIS_SHARD][LADE_ALL_GATHER], is_sharded ? all : 0);
-  most_raise(&most->bytes[LADE_AXIS_REPLICATE][LADE_ALL_REDUCE], is_sharded ? all : 0);
-  most_raise(&most->bytes[LADE_AXIS_EMBED][LADE_ALL_REDUCE], tied);
-  most_raise(&most->bytes[LADE_AXIS_TP][LADE_ALL_REDUCE], shared);
-  most_raise(&most->bytes[LADE_AXIS_KV][LADE_ALL_REDUCE], shared);
+  max_raise(&max->bytes[LADE_AXIS_DP][LADE_ALL_REDUCE], is_sharded ? SUMS_BYTES : all);
+  max_raise(&max->bytes[LADE_AXIS_SHARD][LADE_REDUCE_SCATTER], is_sharded ? all : 0);
+  max_raise(&max->bytes[LADE_AXIS_SHARD][LADE_ALL_GATHER], is_sharded ? all : 0);
+  max_raise(&max->bytes[LADE_AXIS_REPLICATE][LADE_ALL_REDUCE], is_sharded ? all : 0);
+  max_raise(&max->bytes[LADE_AXIS_EMBED][LADE_ALL_REDUCE], tied);
+  max_raise(&max->bytes[LADE_AXIS_TP][LADE_ALL_REDUCE], shared);
+  max_raise(&max->bytes[LADE_AXIS_KV][LADE_ALL_REDUCE], shared);
 }
 
 /* Find the calls of this rank's programs, then the largest of any rank, so that all ranks run the same. Collective. */
-static int calls_find(struct lade_rank_group *group, const struct lade_model_graph *graph, uint64_t most_bytes,
-                      struct calls_most *ret_most, struct lade_error *error)
+static int calls_find(struct lade_rank_group *group, const struct lade_model_graph *graph, uint64_t max_bytes,
+                      struct calls_max *ret_max, struct lade_error *error)
 {
   int status = 0;
-  ops_add(graph, ret_most);
-  grads_add(group, graph, ret_most);
+  ops_add(graph, ret_max);
+  grads_add(group, graph, ret_max);
   for (int axis = 0; axis < LADE_N_AXES; axis++)
-    most_raise(&ret_most->bytes[axis][LADE_ALL_GATHER], SUMS_BYTES);
+    max_raise(&ret_max->bytes[axis][LADE_ALL_GATHER], SUMS_BYTES);
   for (int i = 0; i < LADE_N_AXES * LADE_N_COLLECTIVES && !status; i++) {
-    uint64_t *bytes = &ret_most->bytes[i / LADE_N_COLLECTIVES][i % LADE_N_COLLECTIVES];
-    int64_t most = 0;
-    status = lade_rank_group_max(group, (int64_t)*bytes, &most, error);
-    *bytes = LADE_MIN((uint64_t)most, most_bytes);
+    uint64_t *bytes = &ret_max->bytes[i / LADE_N_COLLECTIVES][i % LADE_N_COLLECTIVES];
+    int64_t max = 0;
+    status = lade_rank_group_max(group, (int64_t)*bytes, &max, error);
+    *bytes = LADE_MIN((uint64_t)max, max_bytes);
   }
   return status;
 }
@@ -124,14 +124,14 @@ static int call_run(lade_comm *comm, enum lade_collective_kind kind, uint64_t by
 }
 
 /* Run the kinds of an axis in every size class, up to the size of the window. */
-static int classes_run(lade_comm *comm, const uint64_t *most, uint64_t window_bytes, char *window,
+static int classes_run(lade_comm *comm, const uint64_t *max, uint64_t window_bytes, char *window,
                        struct lade_error *error)
 {
-  const uint64_t least = sizeof(float) * (uint64_t)lade_comm_size(comm);
+  const uint64_t min = sizeof(float) * (uint64_t)lade_comm_size(comm);
   int status = 0;
   for (int kind = 0; kind < LADE_N_COLLECTIVES; kind++) {
-    const uint64_t last = LADE_MIN(most[kind], window_bytes);
-    for (uint64_t bytes = least; bytes < 2 * last && !status; bytes *= 2)
+    const uint64_t last = LADE_MIN(max[kind], window_bytes);
+    for (uint64_t bytes = min; bytes < 2 * last && !status; bytes *= 2)
       status = call_run(comm, (enum lade_collective_kind)kind, LADE_MIN(bytes, last), window, error);
   }
   return status;
@@ -141,35 +141,35 @@ static int classes_run(lade_comm *comm, const uint64_t *most, uint64_t window_by
 static int window_alloc(lade_comm *comm, uint64_t *bytes, void **ret_window, struct lade_error *error)
 {
   int status = lade_comm_alloc(comm, *bytes, error, ret_window);
-  while (status == -ENOMEM && *bytes > WINDOW_LEAST) {
+  while (status == -ENOMEM && *bytes > WINDOW_MIN) {
     *bytes /= 2;
     status = lade_comm_alloc(comm, *bytes, error, ret_window);
   }
   return status;
 }
 
-static int axis_warm(lade_comm *comm, const uint64_t *most, struct lade_error *error)
+static int axis_warm(lade_comm *comm, const uint64_t *max, struct lade_error *error)
 {
   uint64_t bytes = 0;
   void *window = NULL;
   for (int kind = 0; kind < LADE_N_COLLECTIVES; kind++)
-    most_raise(&bytes, most[kind]);
+    max_raise(&bytes, max[kind]);
   int status = window_alloc(comm, &bytes, &window, error);
   if (status)
     return status;
-  status = classes_run(comm, most, bytes, window, error);
+  status = classes_run(comm, max, bytes, window, error);
   lade_comm_free(comm, window);
   return status;
 }
 
-int lade_rank_group_warm_gpus(struct lade_rank_group *group, const struct lade_model_graph *graph, uint64_t most_bytes,
+int lade_rank_group_warm_gpus(struct lade_rank_group *group, const struct lade_model_graph *graph, uint64_t max_bytes,
                               lade_device *device, struct lade_error *error)
 {
-  struct calls_most most = {0};
-  int status = calls_find(group, graph, most_bytes, &most, error);
+  struct calls_max max = {0};
+  int status = calls_find(group, graph, max_bytes, &max, error);
   for (int axis = 0; axis < LADE_N_AXES && !status; axis++)
     if (group->gpu_axes[axis] && lade_comm_size(group->gpu_axes[axis]) > 1)
-      status = axis_warm(group->gpu_axes[axis], most.bytes[axis], error);
+      status = axis_warm(group->gpu_axes[axis], max.bytes[axis], error);
   if (!status)
     lade_cuda_mark_memory(device, LADE_CUDA_NCCL);
   return status;

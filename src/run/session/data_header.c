@@ -86,7 +86,7 @@ int lade_tokenizer_hash_file(const char *path, struct lade_tokenizer_hash *ret_h
 {
   char *text = NULL;
   size_t bytes = 0;
-  int rc = lade_file_load(path, LADE_TOKENIZER_BYTES_MOST, error, &text, &bytes);
+  int rc = lade_file_load(path, LADE_TOKENIZER_BYTES_MAX, error, &text, &bytes);
   if (rc)
     return rc;
   hash_compute(text, bytes, ret_hash);
@@ -104,7 +104,7 @@ int lade_tokenizer_load_beside(const char *data_path, const struct lade_tokenize
   const int n_directory = slash ? (int)(slash - data_path) + 1 : 0;
   if (snprintf(path, sizeof(path), "%.*s" LADE_TOKENIZER_FILE, n_directory, data_path) >= (int)sizeof(path))
     return lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", data_path);
-  int rc = lade_file_load(path, LADE_TOKENIZER_BYTES_MOST, error, &text, &bytes);
+  int rc = lade_file_load(path, LADE_TOKENIZER_BYTES_MAX, error, &text, &bytes);
   if (rc)
     return rc;
   hash_compute(text, bytes, &found);

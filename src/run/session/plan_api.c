@@ -18,9 +18,9 @@
 #include "device/cuda.h"
 #include "run/session/api_internal.h"
 
-#define THREADS_MOST 1024 /* a larger number is an error in the caller's arithmetic */
-#define LINK_RATE_LEAST 1000  /* as in the description of a machine */
-#define LINK_LATENCY_NS_MOST 1000000000000ull /* as in the description of a machine */
+#define THREADS_MAX 1024 /* a larger number is an error in the caller's arithmetic */
+#define LINK_RATE_MIN 1000  /* as in the description of a machine */
+#define LINK_LATENCY_NS_MAX 1000000000000ull /* as in the description of a machine */
 
 void lade_run_params_init(struct lade_run_params *ret_run, size_t struct_size)
 {
@@ -61,19 +61,19 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
       lade_cuda_ordinal(device) < 0)
     return lade_error_set(error, -EINVAL, "lade_run_params: no device is called '%.40s'; host, dry, cuda:0 and auto "
                           "are known", device);
-  if (run->link_bytes_per_s && run->link_bytes_per_s < LINK_RATE_LEAST)
+  if (run->link_bytes_per_s && run->link_bytes_per_s < LINK_RATE_MIN)
     return lade_error_set(error, -EINVAL, "lade_run_params: link_bytes_per_s is %llu: 0, or at least %d",
-                          (unsigned long long)run->link_bytes_per_s, LINK_RATE_LEAST);
-  if (run->link_latency_ns > LINK_LATENCY_NS_MOST)
+                          (unsigned long long)run->link_bytes_per_s, LINK_RATE_MIN);
+  if (run->link_latency_ns > LINK_LATENCY_NS_MAX)
     return lade_error_set(error, -EINVAL, "lade_run_params: link_latency_ns is %llu: at most %llu",
-                          (unsigned long long)run->link_latency_ns, LINK_LATENCY_NS_MOST);
-  if (run->tp < 0 || run->pp < 0 || run->dp < 0 || (unsigned)run->zero > LADE_ZERO_MOST)
+                          (unsigned long long)run->link_latency_ns, LINK_LATENCY_NS_MAX);
+  if (run->tp < 0 || run->pp < 0 || run->dp < 0 || (unsigned)run->zero > LADE_ZERO_MAX)
     return lade_error_set(error, -EINVAL, "lade_run_params: tp %d, pp %d, dp %d, zero %d is no layout: sizes of at "
-                          "least 0, ZeRO stage 0 to %d", run->tp, run->pp, run->dp, run->zero, LADE_ZERO_MOST);
+                          "least 0, ZeRO stage 0 to %d", run->tp, run->pp, run->dp, run->zero, LADE_ZERO_MAX);
   if (run->layers < 0 || run->vocabulary < 0 || run->micro_batch < 0 || run->seq < 0 || run->n_threads < 0
-      || run->n_threads > THREADS_MOST)
+      || run->n_threads > THREADS_MAX)
     return lade_error_set(error, -EINVAL, "lade_run_params: layers, vocabulary, micro_batch, seq and n_threads are 0 "
-                          "for their defaults, or positive (threads at most %d)", THREADS_MOST);
+                          "for their defaults, or positive (threads at most %d)", THREADS_MAX);
   return 0;
 }
 
@@ -133,7 +133,7 @@ int lade_run_session_params(const struct lade_run_params *run, struct lade_sessi
 
 static void report_plan(const struct lade_plan *plan, struct lade_plan_report *report)
 {
-  _Static_assert((int)LADE_N_OWNERS <= LADE_OWNERS_MOST && (int)LADE_N_QUEUES <= LADE_QUEUES_MOST,
+  _Static_assert((int)LADE_N_OWNERS <= LADE_OWNERS_MAX && (int)LADE_N_QUEUES <= LADE_QUEUES_MAX,
                  "reports have room for every owner and queue");
   report->has_plan = true;
   report->step_ns = plan->predicted_ns;

@@ -15,7 +15,7 @@
 #include "run/session/session_internal.h"
 
 #define SCALE_GROWTH_STEPS 2000 /* good steps after which FP16's loss scale is doubled, as GradScaler does */
-#define SCALE_MOST 0x1p24
+#define SCALE_MAX 0x1p24
 
 static double lr_at(const struct lade_session_params *p, int64_t step)
 {
@@ -116,7 +116,7 @@ static void scale_adapt(lade_session *s, bool is_skipped)
     s->state.loss_scale = LADE_MAX(s->state.loss_scale / 2, 1);
     s->state.good_steps = 0;
   } else if (++s->state.good_steps >= SCALE_GROWTH_STEPS) {
-    s->state.loss_scale = LADE_MIN(s->state.loss_scale * 2, SCALE_MOST);
+    s->state.loss_scale = LADE_MIN(s->state.loss_scale * 2, SCALE_MAX);
     s->state.good_steps = 0;
   }
 }
@@ -158,8 +158,8 @@ static int not_finite(const lade_session *s, const struct lade_step_result *resu
  */
 static int not_finite_together(lade_session *s, const struct lade_step_result *result, struct lade_error *error)
 {
-  int64_t most = 0;
-  int status = session_place(s, "at the end of", lade_rank_group_max(&s->group, 0, &most, error), error);
+  int64_t max = 0;
+  int status = session_place(s, "at the end of", lade_rank_group_max(&s->group, 0, &max, error), error);
   return status ? status : not_finite(s, result, error);
 }
 
@@ -310,21 +310,21 @@ int lade_session_params_digest(lade_session *s, uint64_t *ret_digest, struct lad
 
 int lade_session_agree(lade_session *s, int value, int *ret_value, struct lade_error *error)
 {
-  int64_t most = 0;
-  int status = lade_rank_group_max(&s->group, value, &most, error);
+  int64_t max = 0;
+  int status = lade_rank_group_max(&s->group, value, &max, error);
   if (!status)
-    *ret_value = (int)most;
+    *ret_value = (int)max;
   return session_fail(s, session_place(s, "between steps, after", status, error), error);
 }
 
-int lade_session_most(lade_session *s, double value, double *ret_most, struct lade_error *error)
+int lade_session_max(lade_session *s, double value, double *ret_max, struct lade_error *error)
 {
-  int64_t bits, most;
+  int64_t bits, max;
   LADE_ASSERT(!(value < 0));
   memcpy(&bits, &value, sizeof(bits)); /* bits of numbers from 0 on are ordered as the numbers are */
-  int status = lade_rank_group_max(&s->group, bits, &most, error);
+  int status = lade_rank_group_max(&s->group, bits, &max, error);
   if (!status)
-    memcpy(ret_most, &most, sizeof(*ret_most));
+    memcpy(ret_max, &max, sizeof(*ret_max));
   return session_fail(s, status, error);
 }
 

@@ -100,7 +100,7 @@ static const struct choice_line {
 struct request {
   struct lade_checkpoint_run run;
   int64_t choices[N_CHOICES];
-  int64_t own[LADE_SESSION_CHOICES_MOST]; /* of the caller's loop */
+  int64_t own[LADE_SESSION_CHOICES_MAX]; /* of the caller's loop */
 };
 
 /* Return a hash of the model's numbers that do not change shapes. */
@@ -155,7 +155,7 @@ static struct request request_make(const lade_session *s)
   choices[CHOICE_LINK_LATENCY] = (int64_t)p->throttle.latency_ns;
   choices[CHOICE_SEPARATOR] = s->separator;
   choices[CHOICE_SAVE_FILE] = (int64_t)p->save_file_bytes;
-  LADE_ASSERT(p->n_choices <= LADE_SESSION_CHOICES_MOST);
+  LADE_ASSERT(p->n_choices <= LADE_SESSION_CHOICES_MAX);
   for (int i = 0; i < p->n_choices; i++)
     request.own[i] = p->choices[i].value;
   return request;
@@ -277,18 +277,18 @@ int session_agree_cost(lade_session *s, struct lade_error *error)
   return first.n_ops ? ops_agree(s, first.n_ops, error) : 0;
 }
 
-int session_agree_least(lade_session *s, uint64_t *bytes, struct lade_error *error)
+int session_agree_min(lade_session *s, uint64_t *bytes, struct lade_error *error)
 {
-  int64_t most = 0;
+  int64_t max = 0;
   const int64_t own = (int64_t)LADE_MIN(*bytes, (uint64_t)INT64_MAX);
-  int status = lade_rank_group_max(&s->group, -own, &most, error);
+  int status = lade_rank_group_max(&s->group, -own, &max, error);
   if (!status)
-    *bytes = (uint64_t)-most;
+    *bytes = (uint64_t)-max;
   return status;
 }
 
 /* Set *bytes to the least of the ranks of this stage, which share collectives with this rank. */
-int session_agree_stage_least(lade_session *s, uint64_t *bytes, struct lade_error *error)
+int session_agree_stage_min(lade_session *s, uint64_t *bytes, struct lade_error *error)
 {
   const struct lade_mesh *mesh = &s->group.layout.mesh;
   const int stage = lade_layout_position(&s->group.layout, LADE_AXIS_PP);

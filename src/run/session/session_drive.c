@@ -20,7 +20,7 @@
 
 #define DRIVE_HALF_BYTES 0x1p32 /* moved bytes after which an observation of the drive has half of its weight */
 #define SETTLE_SHARE 20         /* one part in this many of a run's time may go into measuring its drive */
-#define SETTLE_LEAST_NS INT64_C(4000000000) /* time of a useful measurement; runs of less than 80 s do without */
+#define SETTLE_MIN_NS INT64_C(4000000000) /* time of a useful measurement; runs of less than 80 s do without */
 #define SETTLE_GAIN 4           /* rates measured after so many times fewer bytes than now are measured again */
 
 /* ---- before the first step ---- */
@@ -38,7 +38,7 @@ static int64_t settle_ns(const lade_session *s)
   const double first_half_bytes = lade_cost_drive_bytes_per_s(drive, 0.5) * (double)limit_ns * 1e-9 / 2;
   const double burst_bytes = fmin(first_half_bytes, (double)LADE_DRIVE_BURST_BYTES); /* as the probe limits it */
   const bool is_known = lade_cost_drive_is_lasting(drive) && burst_bytes < SETTLE_GAIN * known_bytes;
-  return limit_ns < SETTLE_LEAST_NS || is_known ? 0 : limit_ns;
+  return limit_ns < SETTLE_MIN_NS || is_known ? 0 : limit_ns;
 }
 
 struct settling {

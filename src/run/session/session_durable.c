@@ -167,13 +167,13 @@ static struct memo_found found_get(const lade_session *s)
   return found;
 }
 
-/* Check that all @n ranks' states at generation @least are of one run, before any rank withdraws a generation. */
-static int histories_compare(const lade_session *s, const struct memo_found *all, int n, int64_t least,
+/* Check that all @n ranks' states at generation @min are of one run, before any rank withdraws a generation. */
+static int histories_compare(const lade_session *s, const struct memo_found *all, int n, int64_t min,
                              struct lade_error *error)
 {
-  const uint64_t first = all[0].generation == least ? all[0].history : all[0].before;
+  const uint64_t first = all[0].generation == min ? all[0].history : all[0].before;
   for (int rank = 1; rank < n; rank++) {
-    const uint64_t own = all[rank].generation == least ? all[rank].history : all[rank].before;
+    const uint64_t own = all[rank].generation == min ? all[rank].history : all[rank].before;
     if (own && first && own != first)
       return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds generation %lld of another run than rank 0: "
                             "restore the files of one run, or remove " FILES " at all ranks to begin anew",
@@ -186,7 +186,7 @@ static int histories_compare(const lade_session *s, const struct memo_found *all
  * Find the newest generation that all @n ranks have. -EBADMSG: a rank lacks more than one generation that another has,
  * or has the state of another run.
  */
-static int found_compare(const lade_session *s, const struct memo_found *all, int n, int64_t *ret_least,
+static int found_compare(const lade_session *s, const struct memo_found *all, int n, int64_t *ret_min,
                          struct lade_error *error)
 {
   int first = 0, last = 0;
@@ -197,9 +197,9 @@ static int found_compare(const lade_session *s, const struct memo_found *all, in
     first = all[rank].generation < all[first].generation ? rank : first;
     last = all[rank].generation > all[last].generation ? rank : last;
   }
-  *ret_least = all[first].generation;
+  *ret_min = all[first].generation;
   if (all[last].generation - all[first].generation <= 1)
-    return histories_compare(s, all, n, *ret_least, error);
+    return histories_compare(s, all, n, *ret_min, error);
   if (all[first].generation < 0)
     return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds no durable state, and rank %d finds generation "
                           "%lld: restore the missing files, or remove " FILES " at all ranks to begin anew",
@@ -211,27 +211,27 @@ static int found_compare(const lade_session *s, const struct memo_found *all, in
 }
 
 /* Find the newest generation of all ranks; a single rank has the one that it found. Collective. */
-static int found_agree(lade_session *s, int64_t *ret_least, struct lade_error *error)
+static int found_agree(lade_session *s, int64_t *ret_min, struct lade_error *error)
 {
   const int n = s->group.layout.mesh.world;
   const struct memo_found own = found_get(s);
-  *ret_least = own.generation;
+  *ret_min = own.generation;
   if (!s->group.world)
     return 0;
   struct memo_found *all = NULL;
   int status = lade_rank_group_collect(&s->group, &own, sizeof(own), s->params.faults, error, (void **)&all);
   if (!status)
-    status = found_compare(s, all, n, ret_least, error);
+    status = found_compare(s, all, n, ret_min, error);
   free(all);
   return status;
 }
 
-/* Withdraw the last generation if this rank is ahead of @least. pre: the memo before it is checked here first. */
-static int found_limit(lade_session *s, int64_t least, struct lade_error *error)
+/* Withdraw the last generation if this rank is ahead of @min. pre: the memo before it is checked here first. */
+static int found_limit(lade_session *s, int64_t min, struct lade_error *error)
 {
   struct memo memo;
   size_t bytes = 0;
-  if (found_get(s).generation == least)
+  if (found_get(s).generation == min)
     return 0;
   const void *before = lade_durable_memo_before(s->durable, &bytes);
   int status = before ? memo_read(s, before, bytes, &memo, error) : 0;
@@ -245,12 +245,12 @@ static int found_limit(lade_session *s, int64_t least, struct lade_error *error)
 
 int session_durable_begin(lade_session *s, struct lade_error *error)
 {
-  int64_t least = -1;
+  int64_t min = -1;
   int status = lade_rank_group_vote(&s->group, files_open(s, error), error);
   if (!status)
-    status = found_agree(s, &least, error);
+    status = found_agree(s, &min, error);
   if (!status)
-    status = lade_rank_group_vote(&s->group, found_limit(s, least, error), error);
+    status = lade_rank_group_vote(&s->group, found_limit(s, min, error), error);
   if (status || !s->is_recovered)
     return status;
   status = lade_rank_group_vote(&s->group, s->params.resume ? resume_compare(s, error) : 0, error);

@@ -32,7 +32,7 @@ static void channels_note(lade_session *s)
   if (s->group.world && s->group.layout.mesh.axes[LADE_AXIS_PP].size > 1 && n < STAGE_CHANNELS)
     session_notice(s, "%s gives streams %d hardware channels: a receive that waits holds back other work of its stage; "
                    "set it to %d before the process starts CUDA", LADE_CUDA_CHANNELS_VARIABLE, n,
-                   LADE_CUDA_CHANNELS_MOST);
+                   LADE_CUDA_CHANNELS_MAX);
 }
 
 /* Find the ordinal of the GPU that this rank takes; collective. */
@@ -90,7 +90,7 @@ static int capacity_find(lade_session *s, struct lade_error *error)
   lade_device_get_info(s->device, &info);
   s->capacity_bytes = info.capacity_bytes;
   s->chunk_bytes = info.chunk_bytes;
-  return s->group.world ? session_agree_least(s, &s->capacity_bytes, error) : 0;
+  return s->group.world ? session_agree_min(s, &s->capacity_bytes, error) : 0;
 }
 
 /*

@@ -196,12 +196,12 @@ int session_memory_check(lade_session *session, struct lade_error *error);
 /*
  * Agreements of several ranks while they open (session_agree.c). run: compare parameters; -EINVAL, with the difference,
  * at each rank that differs from the first. cost: all ranks take the first rank's measurements. least: set *bytes to
- * the least of all ranks; stage_least: of the ranks of this stage.
+ * the least of all ranks; stage_min: of the ranks of this stage.
  */
 int session_agree_run(lade_session *session, struct lade_error *error);
 int session_agree_cost(lade_session *session, struct lade_error *error);
-int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
-int session_agree_stage_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+int session_agree_min(lade_session *session, uint64_t *bytes, struct lade_error *error);
+int session_agree_stage_min(lade_session *session, uint64_t *bytes, struct lade_error *error);
 /*
  * Choose plan leaders: of the ranks with the same @key (lade_plan_params_key) the first decides. bounds: give a
  * leader's bounds to its followers. decision: give its decision, @own of @own_bytes (0: it has no followers), to them

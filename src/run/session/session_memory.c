@@ -45,13 +45,13 @@ static uint64_t growth_bytes(const lade_session *s, uint64_t n_instrs, uint64_t 
 }
 
 /* Return an upper bound of a plan's bytes in a store: state of eight times a parameter's bytes, and all values. */
-static uint64_t stored_most(const lade_session *s)
+static uint64_t stored_max(const lade_session *s)
 {
-  const uint64_t times = 8 * (uint64_t)s->n_microbatches, most = s->store_bytes / times;
+  const uint64_t times = 8 * (uint64_t)s->n_microbatches, max = s->store_bytes / times;
   uint64_t bytes = 0;
-  for (int tensor = 0; tensor < s->graph->n_tensors && bytes <= most; tensor++) /* ends before the product overflows */
+  for (int tensor = 0; tensor < s->graph->n_tensors && bytes <= max; tensor++) /* ends before the product overflows */
     bytes += s->graph->tensors[tensor].bytes;
-  return bytes <= most ? times * bytes : s->store_bytes;
+  return bytes <= max ? times * bytes : s->store_bytes;
 }
 
 /* Return the growth before there is a plan, with the memory that planning leaves allocated. */
@@ -59,7 +59,7 @@ static uint64_t own_bytes(const lade_session *s, uint64_t bytes)
 {
   const uint64_t n_instrs = (uint64_t)s->graph->n_ops * (uint64_t)s->n_microbatches * INSTRS_PER_OP;
   const bool is_here = s->group.world || s->params.n_node_ranks == 1;
-  return growth_bytes(s, 0, bytes, stored_most(s)) + n_instrs * (INSTR_BYTES + PLANNED_INSTR_BYTES) +
+  return growth_bytes(s, 0, bytes, stored_max(s)) + n_instrs * (INSTR_BYTES + PLANNED_INSTR_BYTES) +
          (is_here ? 0 : RANK_BYTES);
 }
 
@@ -67,7 +67,7 @@ int session_memory_share(lade_session *s, struct lade_error *error)
 {
   if (session_is_described(s)) {
     s->left_bytes = s->cost.machine.host_bytes; /* of one rank already */
-    return session_agree_least(s, &s->left_bytes, error);
+    return session_agree_min(s, &s->left_bytes, error);
   }
   int status = lade_rank_group_vote(&s->group, lade_memory_get("", error, &s->memory), error);
   if (status)
@@ -75,7 +75,7 @@ int session_memory_share(lade_session *s, struct lade_error *error)
   const uint64_t bytes = s->memory.bytes / (uint64_t)s->params.n_node_ranks;
   s->own_bytes = own_bytes(s, bytes);
   s->left_bytes = bytes - LADE_MIN(bytes, s->own_bytes);
-  return session_agree_least(s, &s->left_bytes, error);
+  return session_agree_min(s, &s->left_bytes, error);
 }
 
 /* Refuse with @words, the current limit, and a limit that would hold @needed_bytes of all ranks here. */
@@ -110,17 +110,17 @@ static int store_take(lade_session *s, uint64_t held_bytes, struct lade_error *e
 {
   char words[200], need[32];
   const uint64_t held = LADE_MIN(held_bytes, s->store_bytes);
-  const uint64_t least = durable_bytes(s) - LADE_MIN(held, durable_bytes(s));
-  uint64_t most = s->params.store_budget_bytes ? s->left_bytes : LADE_MAX(s->left_bytes / 2, least);
-  if (least > s->left_bytes) {
+  const uint64_t min = durable_bytes(s) - LADE_MIN(held, durable_bytes(s));
+  uint64_t max = s->params.store_budget_bytes ? s->left_bytes : LADE_MAX(s->left_bytes / 2, min);
+  if (min > s->left_bytes) {
     snprintf(words, sizeof(words), "--durable needs %s more of --store %.64s, which is memory, and the tiers beside it "
-             "take theirs,", lade_size_format(least, need, sizeof(need)), s->params.store);
-    return session_memory_refuse(s, words, least, error);
+             "take theirs,", lade_size_format(min, need, sizeof(need)), s->params.store);
+    return session_memory_refuse(s, words, min, error);
   }
-  most = LADE_MIN(most, s->store_bytes - held);
-  s->store_bytes = held + most;
-  s->left_bytes -= most;
-  s->store_memory_bytes = most;
+  max = LADE_MIN(max, s->store_bytes - held);
+  s->store_bytes = held + max;
+  s->left_bytes -= max;
+  s->store_memory_bytes = max;
   s->is_store_memory = true;
   return 0;
 }

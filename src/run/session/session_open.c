@@ -20,9 +20,9 @@
 #include "run/session/session_internal.h"
 
 #define CHUNK_BYTES (UINT64_C(2) << 20)
-#define PROBE_FLOPS_MOST 2e13     /* of a microbatch on the host, whose ops are measured */
+#define PROBE_FLOPS_MAX 2e13     /* of a microbatch on the host, whose ops are measured */
 #define DEFAULT_SEQ_LEN 1024
-#define BATCH_MOST 1000000
+#define BATCH_MAX 1000000
 
 void lade_session_defaults(struct lade_session_params *p)
 {
@@ -98,8 +98,8 @@ static int ranks_open(lade_session *s, struct lade_error *error)
 static int batch_check(lade_session *s, struct lade_error *error)
 {
   struct lade_session_params *p = &s->params;
-  if (p->batch < 1 || p->batch > BATCH_MOST || p->seq_len < 1 || p->steps < 0)
-    return lade_error_set(error, -EINVAL, "--batch must be 1 to %d, --seq and --steps positive", BATCH_MOST);
+  if (p->batch < 1 || p->batch > BATCH_MAX || p->seq_len < 1 || p->steps < 0)
+    return lade_error_set(error, -EINVAL, "--batch must be 1 to %d, --seq and --steps positive", BATCH_MAX);
   int status = lade_layout_share_batch(lade_rank_group_layout(&s->group), p->batch, p->micro_batch, error,
                                        &p->micro_batch, &s->n_microbatches);
   if (!status && s->n_microbatches > LADE_MICROBATCHES_MAX)
@@ -163,7 +163,7 @@ static struct lade_share share_make(const lade_session *s)
                              .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
                              .pp_rank = lade_layout_position(layout, LADE_AXIS_PP),
                              .n_chunks = layout->virtual_stages, .is_scattered = s->is_scattered,
-                             .n_shards = layout->zero == LADE_ZERO_MOST ? lade_shard_count(layout) : 1};
+                             .n_shards = layout->zero == LADE_ZERO_MAX ? lade_shard_count(layout) : 1};
 }
 
 /*
@@ -174,7 +174,7 @@ static int threads_agree(lade_session *s, struct lade_error *error)
   if (!s->group.world)
     return 0;
   uint64_t n = (uint64_t)(s->params.n_threads ? s->params.n_threads : lade_cpu_count());
-  int status = session_agree_least(s, &n, error);
+  int status = session_agree_min(s, &n, error);
   s->params.n_threads = (int)n;
   return status;
 }
@@ -278,7 +278,7 @@ static int cost_probe(lade_session *s, struct lade_error *error)
   struct lade_share share = share_make(s);
   struct lade_model_graph *whole = NULL;
   const bool is_piped = share.pp > 1;
-  const bool is_quick = s->params.is_gpu || step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST;
+  const bool is_quick = s->params.is_gpu || step_flops(s) / s->n_microbatches < PROBE_FLOPS_MAX;
   share.pp = share.n_chunks = 1;
   share.pp_rank = 0;
   int status = is_quick && is_piped ? share_graph(s, &share, error, &whole) : 0;

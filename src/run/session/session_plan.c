@@ -56,7 +56,7 @@ static int store_room(lade_session *s, struct lade_error *error)
   s->store_bytes /= (uint64_t)s->params.n_node_ranks;
   if (!s->params.store_budget_bytes)
     s->store_bytes += session_durable_held(s); /* each rank adds its own */
-  return session_agree_least(s, &s->store_bytes, error);
+  return session_agree_min(s, &s->store_bytes, error);
 }
 
 static struct lade_plan_params plan_params(const lade_session *s)
@@ -170,7 +170,7 @@ static int budget_make(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   s->budget_bytes = budget_resolve(s);
-  return session_agree_stage_least(s, &s->budget_bytes, error);
+  return session_agree_stage_min(s, &s->budget_bytes, error);
 }
 
 /*
@@ -186,7 +186,7 @@ static int tiers_shrink(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   s->budget_bytes = s->params.budget.kind == LADE_BUDGET_AUTO ? s->left_bytes : budget_resolve(s);
-  status = session_agree_stage_least(s, &s->budget_bytes, error);
+  status = session_agree_stage_min(s, &s->budget_bytes, error);
   if (status || s->params.budget.kind != LADE_BUDGET_MIN)
     return status;
   s->host_bytes = LADE_MIN(asked_bytes, s->left_bytes - LADE_MIN(s->left_bytes, s->budget_bytes));
@@ -219,7 +219,7 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
   if (!status)
     status = session_memory_store(s, session_durable_held(s), error);
   if (!status)
-    status = session_agree_least(s, &s->left_bytes, error);
+    status = session_agree_min(s, &s->left_bytes, error);
   if (status)
     return status;
   if (!s->params.is_gpu)
@@ -263,7 +263,7 @@ static void refusal_add_budget(const struct lade_budget *budget, struct lade_err
  */
 static void refusal_name_host_budget(const lade_session *s, struct lade_error *error)
 {
-  char host[LADE_SIZE_TEXT], left[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
+  char host[LADE_SIZE_TEXT], left[LADE_SIZE_TEXT], min[LADE_SIZE_TEXT];
   const uint64_t min_bytes = s->bounds.min_bytes;
   if (s->params.budget.kind != LADE_BUDGET_AUTO || !s->params.has_host_budget || !s->is_unified ||
       min_bytes > s->left_bytes)
@@ -272,7 +272,7 @@ static void refusal_name_host_budget(const lade_session *s, struct lade_error *e
                  "budget found is %s: state --budget as well, or a smaller --host-budget",
                  lade_size_exact(s->params.host_budget_bytes / (uint64_t)s->params.n_node_ranks, host),
                  lade_size_exact(s->left_bytes, left),
-                 lade_size_exact(min_bytes, least));
+                 lade_size_exact(min_bytes, min));
 }
 
 /* Check that the budget is within the capacity of this rank's device. */
@@ -293,11 +293,11 @@ static int capacity_check(const lade_session *s, struct lade_error *error)
 /* Replace the line of a refusal if the smallest budget is more than this machine's memory: no budget would fit. */
 static void refusal_name_memory(const lade_session *s, struct lade_error *error)
 {
-  char words[200], least[LADE_SIZE_TEXT];
+  char words[200], min[LADE_SIZE_TEXT];
   if (!error || !is_one_memory(s) || s->bounds.min_bytes == UINT64_MAX || s->bounds.min_bytes <= s->left_bytes)
     return;
   snprintf(words, sizeof(words), "does not fit in this machine: the smallest budget found is %s, less with a "
-           "--store or a smaller --micro-batch,", lade_size_exact(s->bounds.min_bytes, least));
+           "--store or a smaller --micro-batch,", lade_size_exact(s->bounds.min_bytes, min));
   session_memory_refuse(s, words, s->bounds.min_bytes, error);
 }
 

@@ -46,11 +46,11 @@ void lade_trainer_params_init(struct lade_trainer_params *ret_params, size_t str
   lade_struct_fill("lade_trainer_params", ret_params, &own, sizeof(own), NULL);
 }
 
-/* True if @value, also when rounded to FP32 for the computation, is in [@least, @below). */
-static bool is_within(double value, double least, double below)
+/* True if @value, also when rounded to FP32 for the computation, is in [@min, @below). */
+static bool is_within(double value, double min, double below)
 {
   float rounded = (float)value;
-  return isfinite(rounded) && value >= least && (double)rounded < below;
+  return isfinite(rounded) && value >= min && (double)rounded < below;
 }
 
 static int params_check(const struct lade_trainer_params *p, struct lade_error *error)

@@ -287,8 +287,8 @@ static int stepper_init(lade_stepper *stepper, const struct lade_graph_plan_para
                                           .is_unified = device.is_unified};
   int status = step_plan_find(&params, error, &stepper->plan);
   if (status == -ENOSPC && ret_info) {
-    const struct lade_step_info least = {.min_budget_bytes = stepper->plan.min_budget_bytes};
-    lade_struct_fill("lade_step_info", ret_info, &least, sizeof(least), NULL);
+    const struct lade_step_info min = {.min_budget_bytes = stepper->plan.min_budget_bytes};
+    lade_struct_fill("lade_step_info", ret_info, &min, sizeof(min), NULL);
   }
   if (status)
     return status;

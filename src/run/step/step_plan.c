@@ -174,7 +174,7 @@ static int budget_search(const struct step_planning *planning, uint64_t budget_b
  * Place the list of the smallest live peak that the search finds within the budgets of host and store. -ENOSPC: there
  * is none, or it does not fit.
  */
-static int least_search(const struct step_planning *planning, struct step_plan *plan)
+static int min_search(const struct step_planning *planning, struct step_plan *plan)
 {
   struct lade_graph_plan_params search = planning->params->search;
   search.budget_bytes = LADE_GRAPH_BUDGET_MIN;
@@ -200,7 +200,7 @@ static int least_search(const struct step_planning *planning, struct step_plan *
  * Search a faster list in the chunks of the one with the smallest live peak, which leaves its last chunk in part
  * unused.
  */
-static int least_improve(struct step_planning *planning, struct step_plan *plan)
+static int min_improve(struct step_planning *planning, struct step_plan *plan)
 {
   const uint64_t bytes = plan->program->peak_bytes[LADE_DEVICE];
   struct step_plan other = {.budget_bytes = bytes, .min_budget_bytes = bytes};
@@ -219,13 +219,13 @@ static int least_improve(struct step_planning *planning, struct step_plan *plan)
 
 static int refuse(const struct step_planning *planning, uint64_t budget_bytes, const struct step_plan *plan)
 {
-  char budget[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
+  char budget[LADE_SIZE_TEXT], min[LADE_SIZE_TEXT];
   if (!plan->min_budget_bytes)
     return lade_error_set(planning->error, -ENOSPC, "no plan of this step within the budgets of host and store (%s) "
                           "was found", lade_size_exact(add_saturated(planning->limit_bytes[LADE_HOST],
                                                                      planning->limit_bytes[LADE_STORE]), budget));
   return lade_error_set(planning->error, -ENOSPC, "no plan of this step within %s was found; the smallest one takes %s",
-                        lade_size_exact(budget_bytes, budget), lade_size_exact(plan->min_budget_bytes, least));
+                        lade_size_exact(budget_bytes, budget), lade_size_exact(plan->min_budget_bytes, min));
 }
 
 static int search_run(struct step_planning *planning, struct step_plan *plan)
@@ -243,11 +243,11 @@ static int search_run(struct step_planning *planning, struct step_plan *plan)
   if (!status)
     plan->min_budget_bytes = plan->program->peak_bytes[LADE_DEVICE];
   if (status == -ENOSPC)
-    status = least_search(planning, plan);
+    status = min_search(planning, plan);
   if (status == -ENOSPC)
     return refuse(planning, wanted_bytes, plan);
   if (!status && wanted_bytes == LADE_GRAPH_BUDGET_MIN)
-    status = least_improve(planning, plan);
+    status = min_improve(planning, plan);
   return status;
 }
 

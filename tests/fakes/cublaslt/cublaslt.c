@@ -31,7 +31,7 @@ EXPORT fake_cublaslt_live_fn fake_cublaslt_live;
 
 #define MAGIC 0x4c745374616e6421u /* of algorithms */
 #define WORKSPACE_ALIGN_BYTES 256
-#define MOST_KERNELS 4096
+#define MAX_KERNELS 4096
 #define SPLIT_K 48 /* smallest k that is split in two */
 
 struct layout {
@@ -559,14 +559,14 @@ static void run_check(const struct run *run)
 /* Load the kernel of an algorithm at its first launch. */
 static void kernel_load(uint64_t product)
 {
-  static uint64_t loaded[MOST_KERNELS];
+  static uint64_t loaded[MAX_KERNELS];
   static size_t n_loaded;
   pthread_mutex_lock(&lock);
   size_t i = 0;
   while (i < n_loaded && loaded[i] != product)
     i++;
   const bool is_new = i == n_loaded;
-  if (is_new && n_loaded < MOST_KERNELS)
+  if (is_new && n_loaded < MAX_KERNELS)
     loaded[n_loaded++] = product;
   pthread_mutex_unlock(&lock);
   if (is_new)

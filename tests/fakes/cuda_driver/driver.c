@@ -346,7 +346,7 @@ cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id i
                : attribute == CUDA_ATTRIBUTE_CAPABILITY_MINOR ? (int)fake.sm % 10
                : attribute == CUDA_ATTRIBUTE_STREAM_WORDS     ? (int)fake.words
                : attribute == CUDA_ATTRIBUTE_HOST_CHUNKS      ? (int)fake.host_chunks
-               : attribute == CUDA_ATTRIBUTE_SHARED_MOST      ? 227 << 10
+               : attribute == CUDA_ATTRIBUTE_SHARED_MAX      ? 227 << 10
                : attribute == CUDA_ATTRIBUTE_PCI_DOMAIN       ? 0
                : attribute == CUDA_ATTRIBUTE_PCI_BUS          ? 0xc1
                : attribute == CUDA_ATTRIBUTE_PCI_DEVICE       ? 1 + physical_device(id) / (int)fake.slices

@@ -41,9 +41,9 @@ EXPORT cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsig
                                   cuda_stream stream, void **params, void **extra);
 
 #define PLAIN_SHARED_BYTES (48u << 10) /* the limit of a function that has not requested more */
-#define MOST_SHARED_BYTES (227 << 10)  /* the limit of a block on a device of 9.0 */
-#define MOST_THREADS LADE_CUDA_THREADS /* the limit of all kernels (kernel.h) */
-#define MOST_FUNCTIONS 256
+#define MAX_SHARED_BYTES (227 << 10)  /* the limit of a block on a device of 9.0 */
+#define MAX_THREADS LADE_CUDA_THREADS /* the limit of all kernels (kernel.h) */
+#define MODULE_MAX_FUNCTIONS 256
 
 struct CUfunc_st {
   const struct cuda_on_cpu_kernel *kernel;
@@ -58,7 +58,7 @@ struct CUmod_st {
   uint64_t taken_bytes; /* of the device, including its functions */
   void *library;
   void (*run)(const struct cuda_on_cpu_launch *launch);
-  struct CUfunc_st functions[MOST_FUNCTIONS];
+  struct CUfunc_st functions[MODULE_MAX_FUNCTIONS];
   int n_functions;
 };
 
@@ -127,7 +127,7 @@ cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module,
     return result;
   snprintf(symbol, sizeof(symbol), "%s_on_cpu", name);
   const struct cuda_on_cpu_kernel *kernel = dlsym(module->library, symbol);
-  if (!kernel || module->n_functions == MOST_FUNCTIONS)
+  if (!kernel || module->n_functions == MODULE_MAX_FUNCTIONS)
     return CUDA_NOT_FOUND;
   struct CUfunc_st *function = &module->functions[module->n_functions++];
   *function = (struct CUfunc_st){.kernel = kernel, .shared_bytes = PLAIN_SHARED_BYTES, .is_idle = is_idle(name),
@@ -139,7 +139,7 @@ cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module,
 cuda_result cuFuncSetAttribute(cuda_function function, int attribute, int value)
 {
   cuda_result result = fake_enter("cuFuncSetAttribute", true);
-  if (result || attribute != CUDA_FUNCTION_SHARED_MOST || value < 0 || value > MOST_SHARED_BYTES)
+  if (result || attribute != CUDA_FUNCTION_SHARED_MAX || value < 0 || value > MAX_SHARED_BYTES)
     return result ? result : CUDA_INVALID_VALUE;
   function->shared_bytes = (unsigned)value;
   return 0;
@@ -159,7 +159,7 @@ cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned gri
   if (result)
     return result;
   if (!grid_x || !grid_y || !grid_z || !block_x || block_y != 1 || block_z != 1 || block_x % 32 ||
-      block_x > MOST_THREADS || grid_x > INT32_MAX || grid_y > UINT16_MAX || grid_z > UINT16_MAX ||
+      block_x > MAX_THREADS || grid_x > INT32_MAX || grid_y > UINT16_MAX || grid_z > UINT16_MAX ||
       shared_bytes > function->shared_bytes || extra)
     return CUDA_INVALID_VALUE;
   result = fake_capture_check(stream, true);

@@ -224,10 +224,10 @@ static void *stream_main(void *arg)
 
 /* ---- submitting ---- */
 
-/* Wait until at most @n_most pieces are on @stream, or its context is broken and its work has ended. Lock held. */
-static void stream_wait(cuda_stream stream, uint64_t n_most)
+/* Wait until at most @n_max pieces are on @stream, or its context is broken and its work has ended. Lock held. */
+static void stream_wait(cuda_stream stream, uint64_t n_max)
 {
-  while (stream->n_put - stream->n_run > n_most && !is_over(stream->context))
+  while (stream->n_put - stream->n_run > n_max && !is_over(stream->context))
     pthread_cond_wait(&fake.changed, &fake.lock);
 }
 

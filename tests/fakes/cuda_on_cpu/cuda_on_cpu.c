@@ -45,7 +45,7 @@
 #define POISON 0xff
 #define SHUFFLE 0x9e3779b9u /* seed of shuffled orders */
 #define N_NAMED 16 /* barriers; number 0 is that of the block */
-#define MOST_COPIES 64 /* of a thread, in flight */
+#define MAX_COPIES 64 /* of a thread, in flight */
 
 enum state { READY, AT_BARRIER, AT_EXCHANGE, AT_NAMED, ENDED };
 
@@ -63,7 +63,7 @@ struct thread {
   int line;         /* of the source, where it waits; at a named barrier, the barrier */
   unsigned n_exchanges;
   void *asan_stack; /* the address sanitizer's saved state of the fiber while it does not run */
-  struct copy copies[MOST_COPIES];
+  struct copy copies[MAX_COPIES];
   int n_copies;
 };
 
@@ -208,7 +208,7 @@ void cuda_on_cpu_copy(void *to, const void *from, size_t n_bytes)
 {
   struct thread *thread = &cpu.threads[cpu.current];
   shared_check(to, n_bytes, "a copy");
-  LADE_ASSERT((uintptr_t)from % n_bytes == 0 && thread->n_copies < MOST_COPIES);
+  LADE_ASSERT((uintptr_t)from % n_bytes == 0 && thread->n_copies < MAX_COPIES);
   memset(to, POISON, n_bytes);
   wgmma_copy_begin(to);
   thread->copies[thread->n_copies++] = (struct copy){to, from, n_bytes};

@@ -31,16 +31,16 @@
 
 #define GROUP 128 /* threads */
 #define MAX_THREADS 1024
-#define MOST_UNDER_WAY 64 /* products of a thread */
-#define MOST_SUMS 4       /* arrays of sums per thread */
-#define MOST_LEFTS 16     /* register operands per thread */
-#define MOST_N 128
+#define MAX_IN_FLIGHT 64 /* products of a thread */
+#define MAX_SUMS 4       /* arrays of sums per thread */
+#define MAX_LEFTS 16     /* register operands per thread */
+#define MAX_N 128
 #define M 64
 #define K 16
 #define CHUNK 16
 #define LEFT 4 /* registers of a thread's part of a */
 #define SHARED_FIRST 0x4d0u
-#define SHARED_MOST (256u << 10)
+#define SHARED_MAX (256u << 10)
 #define IN_FLIGHT UINT64_MAX
 
 /* 16 bytes that a product reads, and their contents at issue. */
@@ -53,14 +53,14 @@ struct chunk {
 struct product {
   struct cuda_on_cpu_product form; /* of the first thread; c and a are each thread's own */
   float a[M][K];
-  float b[4][K][MOST_N / 4];       /* by the lane of four that reads it: its columns in order */
-  struct chunk chunks[M * K * 2 / CHUNK + MOST_N * K * 2 / CHUNK];
+  float b[4][K][MAX_N / 4];       /* by the lane of four that reads it: its columns in order */
+  struct chunk chunks[M * K * 2 / CHUNK + MAX_N * K * 2 / CHUNK];
   int n_chunks;
 };
 
 static struct group {
   uint64_t n_issued; /* products, counted at the thread that has issued the most */
-  struct product products[MOST_UNDER_WAY];
+  struct product products[MAX_IN_FLIGHT];
   bool is_ended;     /* a thread has ended, after n_ended products */
   uint64_t n_ended;
 } groups[MAX_THREADS / GROUP];
@@ -70,8 +70,8 @@ struct sums {
   float *c;
   int n;                     /* elements: half the columns */
   int n_under_way;           /* products */
-  float value[MOST_N / 2];   /* during a product */
-  float fenced[MOST_N / 2];  /* as of the last fence */
+  float value[MAX_N / 2];   /* during a product */
+  float fenced[MAX_N / 2];  /* as of the last fence */
 };
 
 /* Registers of operand a that the thread has used. */
@@ -82,16 +82,16 @@ struct left {
 
 static struct thread {
   uint64_t n_issued, n_done;
-  uint64_t groups_end[MOST_UNDER_WAY]; /* products before the end of each committed group in flight */
+  uint64_t groups_end[MAX_IN_FLIGHT]; /* products before the end of each committed group in flight */
   int n_groups;
   bool is_fenced;
-  struct sums sums[MOST_SUMS];
+  struct sums sums[MAX_SUMS];
   int n_sums;
-  struct left lefts[MOST_LEFTS];
+  struct left lefts[MAX_LEFTS];
   int n_lefts;
-  struct sums *sums_of[MOST_UNDER_WAY]; /* by product */
-  const uint32_t *left_of[MOST_UNDER_WAY];
-  uint32_t left[MOST_UNDER_WAY][LEFT];  /* contents at issue */
+  struct sums *sums_of[MAX_IN_FLIGHT]; /* by product */
+  const uint32_t *left_of[MAX_IN_FLIGHT];
+  uint32_t left[MAX_IN_FLIGHT][LEFT];  /* contents at issue */
   uint64_t published;                   /* time of the last publication */
 } threads[MAX_THREADS];
 
@@ -102,7 +102,7 @@ static struct {
   struct {
     uint64_t arrived; /* time of arrival, or IN_FLIGHT */
     unsigned writer;
-  } chunks[SHARED_MOST / CHUNK];
+  } chunks[SHARED_MAX / CHUNK];
 } state;
 
 extern unsigned char lade_shared[] __attribute__((visibility("default")));
@@ -286,7 +286,7 @@ static struct sums *sums_find(struct thread *thread, float *c, int n)
   for (int i = 0; i < thread->n_sums; i++)
     if (thread->sums[i].c == c && thread->sums[i].n == n)
       return &thread->sums[i];
-  LADE_ASSERT(thread->n_sums < MOST_SUMS);
+  LADE_ASSERT(thread->n_sums < MAX_SUMS);
   struct sums *sums = &thread->sums[thread->n_sums++];
   *sums = (struct sums){.c = c, .n = n};
   memcpy(sums->fenced, c, (size_t)n * sizeof(float)); /* its contents at the fence are unknown */
@@ -321,7 +321,7 @@ static void product_make(const struct product *product, struct sums *sums)
 {
   const int row = row_get(), n = product->form.n / 4;
   for (int half = 0; half < 2; half++) {
-    float c[MOST_N / 4];
+    float c[MAX_N / 4];
     for (int i = 0; i < n; i++)
       c[i] = product->form.is_added ? sums->value[i / 2 * 4 + 2 * half + i % 2] : 0;
     for (int k = 0; k < K; k++) {
@@ -339,14 +339,14 @@ static void product_make(const struct product *product, struct sums *sums)
 /* Note that the next product reads registers @a; NULL: none. */
 static void left_begin(struct thread *thread, const uint32_t *a)
 {
-  const uint64_t product = thread->n_issued % MOST_UNDER_WAY;
+  const uint64_t product = thread->n_issued % MAX_IN_FLIGHT;
   thread->left_of[product] = a;
   if (!a)
     return;
   int i = 0;
   while (i < thread->n_lefts && thread->lefts[i].a != a)
     i++;
-  LADE_ASSERT(i < MOST_LEFTS);
+  LADE_ASSERT(i < MAX_LEFTS);
   struct left *left = &thread->lefts[i];
   if (i == thread->n_lefts) { /* its contents at the fence are unknown */
     thread->n_lefts++;
@@ -360,8 +360,8 @@ static void left_begin(struct thread *thread, const uint32_t *a)
 
 static void left_end(const struct thread *thread, uint64_t product)
 {
-  const uint32_t *a = thread->left_of[product % MOST_UNDER_WAY];
-  if (a && memcmp(a, thread->left[product % MOST_UNDER_WAY], sizeof(thread->left[0])) != 0)
+  const uint32_t *a = thread->left_of[product % MAX_IN_FLIGHT];
+  if (a && memcmp(a, thread->left[product % MAX_IN_FLIGHT], sizeof(thread->left[0])) != 0)
     wrong("a was written while a product read it from registers");
 }
 
@@ -392,9 +392,9 @@ void cuda_on_cpu_product_issue(const struct cuda_on_cpu_product *form)
 {
   struct thread *thread = self();
   struct group *group = group_get();
-  struct product *product = &group->products[thread->n_issued % MOST_UNDER_WAY];
-  LADE_ASSERT(form->n <= MOST_N && state.n_threads % GROUP == 0);
-  LADE_ASSERT(thread->n_issued - thread->n_done < MOST_UNDER_WAY);
+  struct product *product = &group->products[thread->n_issued % MAX_IN_FLIGHT];
+  LADE_ASSERT(form->n <= MAX_N && state.n_threads % GROUP == 0);
+  LADE_ASSERT(thread->n_issued - thread->n_done < MAX_IN_FLIGHT);
   if (!thread->is_fenced)
     wrong("a product without a fence since the last wait");
   if (thread->n_issued == group->n_issued) {
@@ -407,21 +407,21 @@ void cuda_on_cpu_product_issue(const struct cuda_on_cpu_product *form)
   if (form->a)
     fragment_put(product, form->a);
   struct sums *sums = sums_find(thread, form->c, form->n / 2);
-  thread->sums_of[thread->n_issued++ % MOST_UNDER_WAY] = sums;
+  thread->sums_of[thread->n_issued++ % MAX_IN_FLIGHT] = sums;
   sums_begin(sums, form->is_added);
 }
 
 void cuda_on_cpu_products_commit(void)
 {
   struct thread *thread = self();
-  LADE_ASSERT(thread->n_groups < MOST_UNDER_WAY);
+  LADE_ASSERT(thread->n_groups < MAX_IN_FLIGHT);
   thread->groups_end[thread->n_groups++] = thread->n_issued;
 }
 
 static void product_end(struct thread *thread, uint64_t i)
 {
-  const struct product *product = &group_get()->products[i % MOST_UNDER_WAY];
-  struct sums *sums = thread->sums_of[i % MOST_UNDER_WAY];
+  const struct product *product = &group_get()->products[i % MAX_IN_FLIGHT];
+  struct sums *sums = thread->sums_of[i % MAX_IN_FLIGHT];
   for (int c = 0; cuda_on_cpu_thread.x % 32 == 0 && c < product->n_chunks; c++)
     if (memcmp(product->chunks[c].at, product->chunks[c].bytes, CHUNK) != 0)
       wrong("shared memory at %#x was written while a product read it", cuda_on_cpu_shared(product->chunks[c].at));

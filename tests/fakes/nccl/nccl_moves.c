@@ -180,10 +180,10 @@ static void slots_take(struct ncclComm *comm, const struct op *op, uint64_t from
 
 static void collective_run(struct ncclComm *comm, const struct op *op)
 {
-  uint64_t most = SLOT_BYTES / nccl_type_bytes(op->type) / (op->kind == OP_REDUCE_SCATTER ? (uint64_t)comm->size : 1);
+  uint64_t max = SLOT_BYTES / nccl_type_bytes(op->type) / (op->kind == OP_REDUCE_SCATTER ? (uint64_t)comm->size : 1);
   bool is_well = agree(comm, op);
-  for (uint64_t from = 0; from < op->n && is_well; from += most) {
-    uint64_t n = LADE_MIN(most, op->n - from);
+  for (uint64_t from = 0; from < op->n && is_well; from += max) {
+    uint64_t n = LADE_MIN(max, op->n - from);
     slot_fill(comm, op, from, n);
     is_well = meet(comm);
     if (is_well)

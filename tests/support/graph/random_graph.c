@@ -11,20 +11,20 @@
 
 #include "base/base.h"
 
-enum { OPERANDS_MOST = 8, STORAGES_MOST = 512 };
+enum { OPERANDS_MAX = 8, STORAGES_MAX = 512 };
 
 struct graph_drawer {
   const struct random_graph_params *params;
   lade_graph *graph;
   struct random_draw draw;
-  uint64_t bytes[STORAGES_MOST]; /* by storage */
+  uint64_t bytes[STORAGES_MAX]; /* by storage */
   int n_given;                   /* given storages, which come first */
-  int forward[STORAGES_MOST], n_forward; /* storages that the forward pass made */
+  int forward[STORAGES_MAX], n_forward; /* storages that the forward pass made */
 };
 
 /* Operands of the op under way. */
 struct drawn_op {
-  struct lade_operand_range reads[OPERANDS_MOST], writes[OPERANDS_MOST], updates[OPERANDS_MOST];
+  struct lade_operand_range reads[OPERANDS_MAX], writes[OPERANDS_MAX], updates[OPERANDS_MAX];
   int n_reads, n_writes, n_updates;
   bool is_once;
 };
@@ -57,7 +57,7 @@ static int storage_add(struct graph_drawer *drawer, bool is_given)
   const struct lade_storage storage = {.struct_size = sizeof(storage), .name = name, .bytes = bytes,
                                        .is_given = is_given, .tier = tier};
   snprintf(name, sizeof(name), "%s%d", is_given ? "given" : "made", index);
-  assert_true(index < STORAGES_MOST);
+  assert_true(index < STORAGES_MAX);
   assert_int_equal(lade_graph_add_storage(drawer->graph, &storage, NULL, NULL), 0);
   drawer->bytes[index] = bytes;
   return index;
@@ -78,7 +78,7 @@ static bool op_uses(const struct drawn_op *op, int storage)
 
 static void op_read(struct drawn_op *op, int storage)
 {
-  if (op->n_reads < OPERANDS_MOST && !op_uses(op, storage))
+  if (op->n_reads < OPERANDS_MAX && !op_uses(op, storage))
     op->reads[op->n_reads++] = (struct lade_operand_range){.storage = storage};
 }
 
@@ -89,9 +89,9 @@ static void op_change(struct graph_drawer *drawer, struct drawn_op *op, int stor
   const struct lade_operand_range range = {storage, half == 2 ? part : 0, half && part ? part : 0};
   if (op_uses(op, storage))
     return;
-  if (is_update && op->n_updates < OPERANDS_MOST)
+  if (is_update && op->n_updates < OPERANDS_MAX)
     op->updates[op->n_updates++] = range;
-  else if (!is_update && op->n_writes < OPERANDS_MOST)
+  else if (!is_update && op->n_writes < OPERANDS_MAX)
     op->writes[op->n_writes++] = range;
 }
 

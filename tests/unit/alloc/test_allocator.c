@@ -24,7 +24,7 @@
 #define N_CALLS 60 /* allocations of a drawn step */
 #define STEPS 40
 #define SEEDS 25
-#define LIVE_MOST 512
+#define LIVE_MAX 512
 
 struct fixture {
   lade_device *device;
@@ -82,7 +82,7 @@ struct live {
 
 struct play {
   struct fixture f;
-  struct live live[LIVE_MOST];
+  struct live live[LIVE_MAX];
   int n_live;
   unsigned seed;
 };
@@ -102,7 +102,7 @@ static void block_take(struct play *play, const struct drawn_call *call)
     const struct live *other = &play->live[i];
     assert_true((char *)at + call->bytes <= other->at || other->at + other->bytes <= (char *)at);
   }
-  assert_true(play->n_live < LIVE_MOST);
+  assert_true(play->n_live < LIVE_MAX);
   play->live[play->n_live++] = (struct live){at, call->bytes, call->stream, call->n_calls};
 }
 

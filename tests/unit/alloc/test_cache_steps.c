@@ -30,7 +30,7 @@ struct play {
   enum trace_kind kind;
   uint64_t seed;
   int n_steps, n_rounds;
-  double most_waste;  /* in all rounds; in the first at most 1 % */
+  double max_waste;  /* in all rounds; in the first at most 1 % */
   double limit_waste; /* margin of the limit over the live peak; 0: no limit */
 };
 
@@ -56,8 +56,8 @@ static int trace_play(const struct play *play)
   void **blocks = calloc((size_t)trace.items.n, sizeof(*blocks));
   for (int round = 0; round < play->n_rounds; round++) {
     trace_round(cache, queues, &trace, blocks);
-    double most = (1 + (round ? play->most_waste : 0.01)) * (double)trace.peak_bytes;
-    assert_true((double)stats_get(cache).reserved_bytes.peak <= most);
+    double max = (1 + (round ? play->max_waste : 0.01)) * (double)trace.peak_bytes;
+    assert_true((double)stats_get(cache).reserved_bytes.peak <= max);
     if (memory_calls(cache) != calls)
       last_round = round + 1;
     calls = memory_calls(cache);
@@ -74,10 +74,10 @@ static int trace_play(const struct play *play)
 
 static void a_repeated_step_comes_to_rest(void **state)
 {
-  static const double most_waste[] = {[TRACE_QUEUES_KIND] = 0.04, [TRACE_EXPERTS] = 0.03, [TRACE_SEQUENCES] = 0.01};
+  static const double max_waste[] = {[TRACE_QUEUES_KIND] = 0.04, [TRACE_EXPERTS] = 0.03, [TRACE_SEQUENCES] = 0.01};
   for (int kind = 0; kind < TRACE_N_KINDS; kind++)
     for (uint64_t seed = 1; seed <= 8; seed++) {
-      const struct play play = {(enum trace_kind)kind, seed, 1, 30, most_waste[kind], 0};
+      const struct play play = {(enum trace_kind)kind, seed, 1, 30, max_waste[kind], 0};
       assert_in_range(trace_play(&play), 1, 8);
     }
 }

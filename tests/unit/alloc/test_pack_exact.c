@@ -227,7 +227,7 @@ static void rising_check(int n, int height, struct rising_counts *counts)
   }
 }
 
-static void test_the_least_height_is_found_and_no_more_is_proved(void **state)
+static void test_the_min_height_is_found_and_no_more_is_proved(void **state)
 {
   struct rising_counts rising = {0}, above = {0}; /* the latter: where the height is above the live bytes */
   int n_above_live = 0;
@@ -307,9 +307,9 @@ static void test_a_search_without_memory_ends(void **state)
  */
 static uint64_t jigsaws_pack(enum jigsaw_cuts cuts, int n_pieces, int *ret_short)
 {
-  enum { N_JIGSAWS = 20, N_MOST = 160 };
-  static struct lade_pack_item pieces[N_MOST];
-  static uint64_t places[N_MOST];
+  enum { N_JIGSAWS = 20, N_MAX = 160 };
+  static struct lade_pack_item pieces[N_MAX];
+  static uint64_t places[N_MAX];
   const struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 1000000000};
   uint64_t work = 0;
   lade_packer *packer;
@@ -354,23 +354,23 @@ static void test_drawn_jigsaws_need_few_steps(void **state)
 /* Return the most bytes of @n buffers that are live at once; one of them begins there. */
 static uint64_t lives_bound(const struct lade_pack_item *drawn, int n)
 {
-  uint64_t most = 0;
+  uint64_t max = 0;
   for (int i = 0; i < n; i++) {
     uint64_t live = 0;
     for (int k = 0; k < n; k++)
       if (drawn[k].lower <= drawn[i].lower && drawn[k].upper > drawn[i].lower)
         live += drawn[k].bytes;
-    most = LADE_MAX(most, live);
+    max = LADE_MAX(max, live);
   }
-  return most;
+  return max;
 }
 
 /* Return the steps that pack @n drawn buffers of @part into 1 % more than their bound. */
 static uint64_t slack_pack(int n, int part, uint64_t seed)
 {
-  enum { N_MOST = 300 };
-  static struct lade_pack_item drawn[N_MOST];
-  static uint64_t places[N_MOST];
+  enum { N_MAX = 300 };
+  static struct lade_pack_item drawn[N_MAX];
+  static uint64_t places[N_MAX];
   struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 1000000000};
   struct lade_pack_result result;
   lade_packer *packer;
@@ -398,11 +398,11 @@ static void test_slack_takes_few_steps(void **state)
 /* Equal keys are ordered by number, in runs of all lengths around those that the sort merges. */
 static void test_orders_are_sorted(void **state)
 {
-  enum { N_MOST = 70 };
-  struct keyed sorted[N_MOST], scratch[N_MOST];
+  enum { N_MAX = 70 };
+  struct keyed sorted[N_MAX], scratch[N_MAX];
   (void)state;
-  for (int n = 0; n <= N_MOST; n++) {
-    bool is_there[N_MOST] = {false};
+  for (int n = 0; n <= N_MAX; n++) {
+    bool is_there[N_MAX] = {false};
     random_seed = (uint64_t)n;
     for (int i = 0; i < n; i++)
       sorted[i] = (struct keyed){draw(10), i};
@@ -418,7 +418,7 @@ static void test_orders_are_sorted(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_the_least_height_is_found_and_no_more_is_proved),
+      cmocka_unit_test(test_the_min_height_is_found_and_no_more_is_proved),
       cmocka_unit_test(test_a_limit_of_nodes_proves_nothing),
       cmocka_unit_test(test_a_search_without_memory_ends),
       cmocka_unit_test(test_some_jigsaws_need_fewer_steps_than_the_fast_pass),

@@ -37,17 +37,17 @@ static void exact_sizes_say_bytes_once(void **state)
 
 static void echoes_of_names_are_short_and_on_one_line(void **state)
 {
-  char name[200], expected[LADE_ECHO_MOST + 4];
+  char name[200], expected[LADE_ECHO_MAX + 4];
   assert_string_equal(lade_echo("").text, "");
   assert_string_equal(lade_echo("a\nb\x1b[31m\x7f\xc3\xa9").text, "a?b?[31m?\xc3\xa9");
   memset(name, 'n', sizeof(name));
-  name[LADE_ECHO_MOST] = 0;
+  name[LADE_ECHO_MAX] = 0;
   assert_string_equal(lade_echo(name).text, name);
-  for (int n = LADE_ECHO_MOST - 4; n <= LADE_ECHO_MOST; n++) { /* a letter of four bytes around the cut */
+  for (int n = LADE_ECHO_MAX - 4; n <= LADE_ECHO_MAX; n++) { /* a letter of four bytes around the cut */
     memset(name, 'n', sizeof(name) - 1);
     memcpy(name + n, "\xf0\x9f\x98\x80", 4);
     name[sizeof(name) - 1] = 0;
-    const int cut = n > LADE_ECHO_MOST - 4 ? n : LADE_ECHO_MOST;
+    const int cut = n > LADE_ECHO_MAX - 4 ? n : LADE_ECHO_MAX;
     snprintf(expected, sizeof(expected), "%.*s...", cut, name);
     assert_string_equal(lade_echo(name).text, expected);
   }

@@ -11,7 +11,7 @@
 #include "base/base.h"
 #include "base/moments.h"
 
-static const uint32_t scales[] = {LADE_SCALE_LEAST, 60, 100, 127, 200, LADE_SCALE_MOST};
+static const uint32_t scales[] = {LADE_SCALE_MIN, 60, 100, 127, 200, LADE_SCALE_MAX};
 
 /* Nearest rounding and all random bits return the code, so a saved and loaded block is the same block. */
 static void a_decoded_value_codes_as_itself(void **state)
@@ -107,9 +107,9 @@ static void a_positive_second_moment_stays_positive(void **state)
 
 static void infinity_is_the_largest_code(void **state)
 {
-  assert_int_equal(lade_scale_clamp(lade_scale_of(0x7f800000, lade_round_random(0xffff))), LADE_SCALE_MOST);
-  assert_int_equal(lade_v_code(INFINITY, LADE_SCALE_MOST, LADE_ROUND_NEAREST), 0xff);
-  assert_int_equal(lade_m_code(-INFINITY, LADE_SCALE_MOST, LADE_ROUND_NEAREST), 0xff);
+  assert_int_equal(lade_scale_clamp(lade_scale_of(0x7f800000, lade_round_random(0xffff))), LADE_SCALE_MAX);
+  assert_int_equal(lade_v_code(INFINITY, LADE_SCALE_MAX, LADE_ROUND_NEAREST), 0xff);
+  assert_int_equal(lade_m_code(-INFINITY, LADE_SCALE_MAX, LADE_ROUND_NEAREST), 0xff);
 }
 
 /* Every number of the 2^24 values that the split can represent is stored exactly, with any random bits. */

@@ -408,7 +408,7 @@ static void shapes_past_a_devices_attention_are_refused(void **state)
   const struct lade_model model = preset_get("nano");
   const int64_t head_dim = lade_model_head_dim(&model);
   const struct {
-    struct lade_attention_most most;
+    struct lade_attention_max max;
     const char *names[3];
   } cases[] = {{{.head_dim = head_dim - 1}, {"heads"}}, {{.seq_len = 63}, {"sequence length 64", "63"}},
                {{.batch = 2}, {"micro-batch 3", "2"}}, {{head_dim, 64, 3}, {NULL}}};
@@ -418,7 +418,7 @@ static void shapes_past_a_devices_attention_are_refused(void **state)
     struct lade_model_graph *graph = NULL;
     struct lade_error error = {0};
     lade_kernels_init(&kernels, &cpu);
-    kernels.attention_most = cases[i].most;
+    kernels.attention_max = cases[i].max;
     const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_F32,
                                              .batch = 3, .seq_len = 64, .kernels = &kernels, .n_threads = 1};
     int rc = lade_model_graph_create(&params, &error, &graph);

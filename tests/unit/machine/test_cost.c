@@ -139,9 +139,9 @@ static void a_roofline_is_bound_by_flops_or_by_bytes(void **state)
   machine_make(&cost, "laptop-8c");
   struct lade_model_graph *graph = graph_make("baby", LADE_BF16, 2, 0);
   for (int op = 0; op < graph->n_ops; op++) {
-    double least_s = graph->ops[op].bytes / cost.machine.device_bytes_per_s;
+    double min_s = graph->ops[op].bytes / cost.machine.device_bytes_per_s;
     int64_t ns = lade_cost_op_ns(&cost, graph, op);
-    assert_true((double)ns >= least_s * 1e9);
+    assert_true((double)ns >= min_s * 1e9);
     if (graph->ops[op].kind == LADE_OP_MATMUL) {
       struct lade_cost faster = cost;
       faster.machine.matmul_flops_per_s[LADE_BF16] *= 2;

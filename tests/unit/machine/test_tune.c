@@ -82,7 +82,7 @@ static void a_drive_that_is_far_away_gets_more_at_once(void **state)
   struct fake f = {.bytes_per_s = 50e9, .latency_ns = 20e6};
   struct lade_machine_store store = tuned(&f);
   assert_true(store.window_bytes == 6 << 20 && store.n_windows == 10);
-  assert_true(store.piece_bytes * (uint64_t)store.n_pieces == TUNE_BYTES_MOST); /* the maximum of bytes already */
+  assert_true(store.piece_bytes * (uint64_t)store.n_pieces == TUNE_BYTES_MAX); /* the maximum of bytes already */
 }
 
 static void luck_that_does_not_last_changes_nothing(void **state)

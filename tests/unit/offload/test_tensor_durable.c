@@ -26,7 +26,7 @@
 
 #define GRANULE 65536u
 #define N_NAMES 12
-#define BYTES_MOST (5 * GRANULE)
+#define BYTES_MAX (5 * GRANULE)
 #define BUDGET (40 * (uint64_t)GRANULE)
 
 static struct lade_tensor_store_params params_of(const char *dirs, uint64_t budget_bytes)
@@ -72,7 +72,7 @@ static unsigned char byte_of(uint64_t seed, uint64_t granule, uint64_t i)
 
 /* A model of the store: bytes of each name, and a seed for each granule. */
 struct model {
-  uint64_t bytes[N_NAMES], seeds[N_NAMES][BYTES_MOST / GRANULE];
+  uint64_t bytes[N_NAMES], seeds[N_NAMES][BYTES_MAX / GRANULE];
 };
 
 static void granules_fill(struct model *m, int name, uint64_t from, uint64_t bytes, uint64_t seed, unsigned char *data)
@@ -87,7 +87,7 @@ static void granules_fill(struct model *m, int name, uint64_t from, uint64_t byt
 /* Check that @store has exactly the tensors of @m. */
 static void model_check(lade_tensor_store *store, const struct model *m)
 {
-  static unsigned char data[BYTES_MOST];
+  static unsigned char data[BYTES_MAX];
   struct lade_tensor_store_info info = {.struct_size = sizeof(info)};
   struct lade_error error;
   char name[16], next[16] = "";
@@ -114,7 +114,7 @@ static void model_check(lade_tensor_store *store, const struct model *m)
 /* Put, put a part of, or drop a name, in the store and in the model. True if the budget had room. */
 static bool model_step(lade_tensor_store *store, struct model *m, uint32_t draw, uint64_t seed)
 {
-  static unsigned char data[BYTES_MOST];
+  static unsigned char data[BYTES_MAX];
   const struct model before = *m;
   const int k = (int)(draw >> 8) % N_NAMES;
   char name[16];
@@ -134,7 +134,7 @@ static bool model_step(lade_tensor_store *store, struct model *m, uint32_t draw,
     if (!code)
       assert_int_equal(lade_tensor_store_wait(store, ticket, &error), 0);
   } else {
-    m->bytes[k] = 1 + (draw >> 3) % BYTES_MOST;
+    m->bytes[k] = 1 + (draw >> 3) % BYTES_MAX;
     granules_fill(m, k, 0, m->bytes[k], seed, data);
     code = lade_tensor_store_put(store, name, data, m->bytes[k], &error);
   }
@@ -367,15 +367,15 @@ static void a_store_without_memory_is_not_damaged(void **state)
 /* Memory that runs out while a part of a published tensor is admitted is -ENOMEM, and all old bytes stay. */
 static void a_part_without_memory_leaves_its_tensor(void **state)
 {
-  static unsigned char data[BYTES_MOST];
-  struct model m = {.bytes = {BYTES_MOST}};
+  static unsigned char data[BYTES_MAX];
+  struct model m = {.bytes = {BYTES_MAX}};
   struct lade_error error = {0};
   const struct lade_tensor_request request = {.struct_size = sizeof(request), .name = "t00", .data = data,
-                                              .offset = GRANULE, .bytes = 2 * GRANULE, .tensor_bytes = BYTES_MOST};
+                                              .offset = GRANULE, .bytes = 2 * GRANULE, .tensor_bytes = BYTES_MAX};
   lade_tensor_ticket *ticket = NULL;
   lade_tensor_store *store = store_open(BUDGET);
-  granules_fill(&m, 0, 0, BYTES_MOST, 1, data);
-  assert_int_equal(lade_tensor_store_put(store, "t00", data, BYTES_MOST, &error), 0);
+  granules_fill(&m, 0, 0, BYTES_MAX, 1, data);
+  assert_int_equal(lade_tensor_store_put(store, "t00", data, BYTES_MAX, &error), 0);
   publish(store);
   int status = -ENOMEM, n = 0;
   while (status) {

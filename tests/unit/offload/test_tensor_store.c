@@ -76,9 +76,9 @@ static void put_bytes_are_got_back(void **state)
 /* Compare with a model: names that come, change their size and go, in a budget that is nearly always full. */
 static void tensors_come_and_go_up_to_the_last_granule(void **state)
 {
-  enum { N_NAMES = 40, N_GRANULES = 64, BYTES_MOST = 9 * GRANULE };
+  enum { N_NAMES = 40, N_GRANULES = 64, BYTES_MAX = 9 * GRANULE };
   lade_tensor_store *store = store_make(N_GRANULES * GRANULE, false);
-  static unsigned char data[BYTES_MOST], back[BYTES_MOST];
+  static unsigned char data[BYTES_MAX], back[BYTES_MAX];
   uint64_t bytes[N_NAMES] = {0}, seeds[N_NAMES] = {0}, used = 0;
   uint32_t draw = 1;
   int n_full = 0, n_refused = 0;
@@ -89,7 +89,7 @@ static void tensors_come_and_go_up_to_the_last_granule(void **state)
     draw = draw * 1664525u + 1013904223u;
     int k = (int)(draw >> 8) % N_NAMES;
     snprintf(name, sizeof(name), "t%d", k);
-    uint64_t was = lade_align_up(bytes[k], GRANULE), wanted = 1 + (draw >> 3) % BYTES_MOST;
+    uint64_t was = lade_align_up(bytes[k], GRANULE), wanted = 1 + (draw >> 3) % BYTES_MAX;
     if (draw >> 30 == 0) {
       assert_int_equal(lade_tensor_store_drop(store, name), bytes[k] ? 0 : -ENOENT);
       used -= was;

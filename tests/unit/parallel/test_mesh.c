@@ -14,7 +14,7 @@
 #include "parallel/mesh.h"
 #include "tests/support/names.h"
 
-#define WORLD_MOST 1024
+#define WORLD_MAX 1024
 
 /* A rank's coordinates, counted by nested loops in rank order. */
 struct place {
@@ -23,7 +23,7 @@ struct place {
 
 struct recount {
   struct lade_mesh_params sizes;
-  struct place places[WORLD_MOST];
+  struct place places[WORLD_MAX];
   int n;
 };
 

@@ -21,9 +21,9 @@
 #include "tests/support/names.h"
 #include "tests/support/schedule_walk.h"
 
-#define STAGES_MOST 8
-#define SLOTS_MOST 512
-#define AHEAD_MOST 3 /* inputs that a stage receives ahead */
+#define STAGES_MAX 8
+#define SLOTS_MAX 512
+#define AHEAD_MAX 3 /* inputs that a stage receives ahead */
 
 /* A message across a stage boundary: the output of one half, going to a piece. */
 struct message {
@@ -35,10 +35,10 @@ struct message {
  * the next slots that need one, in order, for the stated number of slots ahead.
  */
 struct thread {
-  struct lade_slot slots[SLOTS_MOST];
+  struct lade_slot slots[SLOTS_MAX];
   int n, at;   /* the last slot computed; -1: none yet */
   int n_taken; /* slots whose inputs have arrived, or that need none */
-  int taken[AHEAD_MOST]; /* the slots whose inputs arrived last, newest first; -1: none yet */
+  int taken[AHEAD_MAX]; /* the slots whose inputs arrived last, newest first; -1: none yet */
   bool is_sent;
 };
 
@@ -96,11 +96,11 @@ static bool exchange(const struct lade_pipeline *pipeline, struct thread *thread
   int to = out.piece % pipeline->n_stages;
   inputs_skip(pipeline, &threads[to], to);
   int oldest = lade_schedule_n_ahead(pipeline) - 1;
-  assert_true(oldest < AHEAD_MOST);
+  assert_true(oldest < AHEAD_MAX);
   bool is_free = threads[to].taken[oldest] <= threads[to].at; /* the slot of that buffer's input is done */
   if (!is_free || !message_is_equal(input_get(pipeline, &threads[to], to, threads[to].n_taken), out))
     return false;
-  memmove(&threads[to].taken[1], &threads[to].taken[0], (AHEAD_MOST - 1) * sizeof(threads[to].taken[0]));
+  memmove(&threads[to].taken[1], &threads[to].taken[0], (AHEAD_MAX - 1) * sizeof(threads[to].taken[0]));
   threads[to].taken[0] = threads[to].n_taken++;
   return threads[from].is_sent = true;
 }
@@ -144,7 +144,7 @@ static void meetings_verify(const struct lade_pipeline *pipeline, struct thread 
 static void stage_verify(const struct lade_pipeline *pipeline, const struct thread *thread, int stage)
 {
   enum { N_HALVES = 3 };
-  int n_halves = pipeline->is_training ? 2 + lade_schedule_is_split(pipeline) : 1, held = 0, most = 0;
+  int n_halves = pipeline->is_training ? 2 + lade_schedule_is_split(pipeline) : 1, held = 0, max = 0;
   int next[N_HALVES][16] = {{0}};
   assert_int_equal(thread->n, n_halves * pipeline->n_chunks * pipeline->n_microbatches);
   for (int at = 0; at < thread->n; at++) {
@@ -154,20 +154,20 @@ static void stage_verify(const struct lade_pipeline *pipeline, const struct thre
     if (slot->half > 0)
       assert_true(slot->microbatch < next[slot->half - 1][slot->chunk]);
     held += slot->half == LADE_HALF_FORWARD;
-    most = LADE_MAX(most, held);
+    max = LADE_MAX(max, held);
     held -= slot->half == n_halves - 1 && n_halves > 1;
   }
-  assert_int_equal(held, pipeline->is_training ? 0 : most);
-  assert_int_equal(most, lade_schedule_in_flight(pipeline, stage));
+  assert_int_equal(held, pipeline->is_training ? 0 : max);
+  assert_int_equal(max, lade_schedule_in_flight(pipeline, stage));
 }
 
 static struct thread *threads_make(const struct lade_pipeline *pipeline)
 {
-  struct thread *threads = calloc(STAGES_MOST, sizeof(*threads));
+  struct thread *threads = calloc(STAGES_MAX, sizeof(*threads));
   assert_non_null(threads);
   for (int stage = 0; stage < pipeline->n_stages; stage++) {
     threads[stage].n = lade_schedule_length(pipeline);
-    assert_true(threads[stage].n <= SLOTS_MOST);
+    assert_true(threads[stage].n <= SLOTS_MAX);
     lade_schedule_order(pipeline, stage, threads[stage].slots);
   }
   return threads;
@@ -178,7 +178,7 @@ static void pipelines_walk(void (*verify)(const struct lade_pipeline *))
 {
   struct lade_error error;
   for (int schedule = 0; schedule < LADE_N_SCHEDULES; schedule++)
-    for (int p = 1; p <= STAGES_MOST; p++)
+    for (int p = 1; p <= STAGES_MAX; p++)
       for (int v = 1; v <= (schedule == LADE_SCHEDULE_INTERLEAVED && p > 1 ? 4 : 1); v++)
         for (int m = 1; m <= 3 * p + 1; m++) {
           struct lade_pipeline pipeline = {(enum lade_schedule)schedule, p, v, m, true};
@@ -349,7 +349,7 @@ static void stages_hold_as_many_microbatches_as_the_papers_say(void **state)
 /* Return the bubble with pieces of equal times that make up one stage's F, B and W. */
 static double bubble_get(const struct lade_pipeline *pipeline, double f, double b, double w)
 {
-  struct piece_ns pieces[STAGES_MOST * 4];
+  struct piece_ns pieces[STAGES_MAX * 4];
   struct schedule_time time;
   int v = pipeline->n_chunks;
   for (int i = 0; i < pipeline->n_stages * v; i++)
@@ -442,8 +442,8 @@ static void idle_rates_are_those_of_the_zero_bubble_paper_to_four_digits(void **
 /* The walk of this test and lade_schedule_time are two programs for one question. */
 static void span_verify(const struct lade_pipeline *pipeline)
 {
-  struct piece_ns pieces[STAGES_MOST * 4];
-  struct lade_piece_time own[STAGES_MOST * 4];
+  struct piece_ns pieces[STAGES_MAX * 4];
+  struct lade_piece_time own[STAGES_MAX * 4];
   struct schedule_time walked;
   struct lade_schedule_times found;
   const bool is_split = lade_schedule_is_split(pipeline);
@@ -471,8 +471,8 @@ static void long_schedules_have_the_time_of_all_their_slots(void **state)
       const int p = 3 + (int)i % 2 * 2, v = schedule == LADE_SCHEDULE_INTERLEAVED ? 2 : 1;
       const struct lade_pipeline pipeline = {(enum lade_schedule)schedule, p, v, lengths[i / 2] * p, true};
       const bool is_split = lade_schedule_is_split(&pipeline);
-      struct piece_ns pieces[STAGES_MOST * 4];
-      struct lade_piece_time own[STAGES_MOST * 4];
+      struct piece_ns pieces[STAGES_MAX * 4];
+      struct lade_piece_time own[STAGES_MAX * 4];
       struct schedule_time walked;
       struct lade_schedule_times found;
       for (int piece = 0; piece < p * v; piece++) {

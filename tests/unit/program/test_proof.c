@@ -424,15 +424,15 @@ static void partial_sums_cover_every_gradient(void **state)
   program_fixture_finish(&s);
 }
 
-/* Collect the scratch operands of streamed updates, by number; at most @most. */
-static int scratches_find(const struct lade_program *program, int *operands, int most)
+/* Collect the scratch operands of streamed updates, by number; at most @max. */
+static int scratches_find(const struct lade_program *program, int *operands, int max)
 {
   int n = 0;
   for (int at = 0; at < program->n_instrs; at++) {
     const struct lade_instr *instr = &program->instrs[at];
     if (!instr->is_streamed)
       continue;
-    assert_in_range(n, 0, most - 1);
+    assert_in_range(n, 0, max - 1);
     operands[n++] = instr->first_operand + instr->n_operands - 1;
   }
   return n;

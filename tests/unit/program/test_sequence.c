@@ -156,7 +156,7 @@ static int chunk_ops(const struct sequence_fixture *s, int chunk)
 /* Check that the chunks' microbatches in flight are as many as the schedule says. */
 static void holding_verify(const struct sequence_fixture *s, const struct lade_pipeline *pipeline)
 {
-  int left[4][16] = {{0}}, held = 0, most = 0;
+  int left[4][16] = {{0}}, held = 0, max = 0;
   for (int pos = 0; pos < s->n_steps; pos++) {
     const struct plan_step *step = &s->steps[pos];
     const struct lade_op *op = &s->graph->ops[step->op];
@@ -167,12 +167,12 @@ static void holding_verify(const struct sequence_fixture *s, const struct lade_p
       left[chunk][step->microbatch] = chunk_ops(s, chunk);
       held++;
     }
-    most = LADE_MAX(most, held);
+    max = LADE_MAX(max, held);
     if (op->is_backward)
       held -= --left[chunk][step->microbatch] == 0;
   }
   assert_int_equal(held, 0);
-  assert_int_equal(most, lade_schedule_in_flight(pipeline, s->stage));
+  assert_int_equal(max, lade_schedule_in_flight(pipeline, s->stage));
 }
 
 /* At a microbatch's first backward op, note that dropped values are gone; ops that still need them recompute them. */

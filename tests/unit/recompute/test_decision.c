@@ -125,7 +125,7 @@ static void assert_same_program(const struct lade_program *program, const struct
 static void ranks_of_a_stage_follow_the_first(void **state)
 {
   const struct lade_layout_params layouts[] = {
-      {.struct_size = sizeof(layouts[0]), .dp = 4, .zero = LADE_ZERO_MOST},
+      {.struct_size = sizeof(layouts[0]), .dp = 4, .zero = LADE_ZERO_MAX},
       {.struct_size = sizeof(layouts[0]), .dp = 4, .zero = 2, .shard = 2},
       {.struct_size = sizeof(layouts[0]), .dp = 4}};
   struct lade_error error = {0};
@@ -234,7 +234,7 @@ static void decisions_with_unknown_choices_are_refused(void **state)
 static void ranks_that_decide_alike_have_one_key(void **state)
 {
   const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = 4,
-                                                   .zero = LADE_ZERO_MOST};
+                                                   .zero = LADE_ZERO_MAX};
   const struct lade_change pin = {LADE_CHANGE_STATE, LADE_TIER_HOST, 0};
   struct rank_fixture fixture;
   rank_fixture_open(&fixture, &layout_params, 0);

@@ -17,17 +17,17 @@
 #include "lade/graph_plan.h"
 #include "tests/support/graph/random_graph.h"
 
-enum { SEEDS = 40, STAGES_MOST = 10, BUDGETS = 6, LOSS_NS = 5, NONE = INT32_MAX, LONG_STAGES = 200 };
+enum { SEEDS = 40, STAGES_MAX = 10, BUDGETS = 6, LOSS_NS = 5, NONE = INT32_MAX, LONG_STAGES = 200 };
 
 /* Stage i reads its input, and makes an output and more that its backward op needs. */
 struct stages {
-  int n, out[STAGES_MOST], more[STAGES_MOST], ns[STAGES_MOST];
+  int n, out[STAGES_MAX], more[STAGES_MAX], ns[STAGES_MAX];
 };
 
 static struct stages stages_draw(uint64_t seed)
 {
   struct random_draw draw = {seed};
-  struct stages stages = {.n = 3 + random_draw_below(&draw, STAGES_MOST - 2)};
+  struct stages stages = {.n = 3 + random_draw_below(&draw, STAGES_MAX - 2)};
   for (int i = 0; i < stages.n; i++) {
     stages.out[i] = 1 + random_draw_below(&draw, 8);
     stages.more[i] = random_draw_below(&draw, 12);
@@ -79,7 +79,7 @@ static void op_add(lade_graph *graph, struct lade_graph_op op)
 static lade_graph *graph_make(const struct stages *stages)
 {
   lade_graph *graph;
-  struct lade_operand_range made[STAGES_MOST][3]; /* input, output, more */
+  struct lade_operand_range made[STAGES_MAX][3]; /* input, output, more */
   assert_int_equal(lade_graph_create(&graph), 0);
   int input = storage_add(graph, 1, true);
   for (int i = 0; i < stages->n; i++) {
@@ -104,7 +104,7 @@ static lade_graph *graph_make(const struct stages *stages)
   return graph;
 }
 
-static int least_units(const struct stages *stages)
+static int min_units(const struct stages *stages)
 {
   int m = 0;
   while (segment_walk(stages, 0, stages->n - 1, m) == NONE)
@@ -118,9 +118,9 @@ static void a_plan_of_a_chain_is_no_slower_than_the_best_persistent_one(void **s
   for (uint64_t seed = 0; seed < SEEDS; seed++) {
     const struct stages stages = stages_draw(seed);
     lade_graph *graph = graph_make(&stages);
-    const int least = least_units(&stages);
+    const int min = min_units(&stages);
     for (int i = 0; i < BUDGETS; i++) {
-      const int m = least + i * i;
+      const int m = min + i * i;
       struct lade_graph_plan_params params = {.struct_size = sizeof(params), .budget_bytes = (uint64_t)m + 1,
                                               .iterations = 1};
       struct lade_graph_plan_info info = {.struct_size = sizeof(info)};

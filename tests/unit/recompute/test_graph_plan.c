@@ -316,7 +316,7 @@ static void state_expand(struct exact_search *search, const struct exact_state *
 static int64_t exact_redo_ns(const lade_graph *graph, uint64_t budget_bytes, bool is_ascending)
 {
   struct exact_search search = {.graph = graph, .budget_bytes = budget_bytes, .is_ascending = is_ascending};
-  int64_t least_ns = INT64_MAX;
+  int64_t min_ns = INT64_MAX;
   assert_true(graph->storages.n <= EXACT_STORAGES);
   search.entries = calloc(EXACT_ENTRIES, sizeof(*search.entries));
   search.heap = malloc(4 * EXACT_ENTRIES * sizeof(*search.heap));
@@ -324,7 +324,7 @@ static int64_t exact_redo_ns(const lade_graph *graph, uint64_t budget_bytes, boo
   assert_true(search.entries && search.heap && search.heap_ns);
   const struct exact_state start = {.n_run = 0};
   state_reach(&search, start, 0);
-  while (search.n_heap > 0 && least_ns == INT64_MAX && !search.is_full) {
+  while (search.n_heap > 0 && min_ns == INT64_MAX && !search.is_full) {
     int64_t ns;
     const int slot = heap_pop(&search, &ns);
     struct exact_entry *entry = &search.entries[slot];
@@ -333,14 +333,14 @@ static int64_t exact_redo_ns(const lade_graph *graph, uint64_t budget_bytes, boo
     entry->is_done = true;
     const struct exact_state state = entry->state;
     if (state_is_end(graph, &state))
-      least_ns = ns;
+      min_ns = ns;
     else
       state_expand(&search, &state, ns);
   }
   free(search.entries);
   free(search.heap);
   free(search.heap_ns);
-  return search.is_full ? TOO_MANY_STATES : least_ns;
+  return search.is_full ? TOO_MANY_STATES : min_ns;
 }
 
 struct exact_counts {

@@ -21,7 +21,7 @@
 
 #define GRAPHS 60
 #define LAYERS 24
-#define LAYERS_MOST 4000
+#define LAYERS_MAX 4000
 #define LAYER_BYTES 1000000
 #define LAYER_NS 100000
 
@@ -120,13 +120,13 @@ static void no_tier_makes_a_plan_slower(void **state)
 }
 
 /*
- * Make a chain of up to LAYERS_MOST layers: each saves its output for its backward op, the first of which has the bytes
+ * Make a chain of up to LAYERS_MAX layers: each saves its output for its backward op, the first of which has the bytes
  * of @peak_layers layers as scratch.
  */
 static lade_graph *chain_make(int n_layers, uint64_t peak_layers)
 {
   lade_graph *graph;
-  int saved[LAYERS_MOST + 1], gradient;
+  int saved[LAYERS_MAX + 1], gradient;
   struct lade_storage storage = {.struct_size = sizeof(storage), .name = "x", .bytes = LAYER_BYTES, .is_given = true};
   assert_int_equal(lade_graph_create(&graph), 0);
   assert_int_equal(lade_graph_add_storage(graph, &storage, NULL, &saved[0]), 0);
@@ -274,7 +274,7 @@ static int64_t prefetch_work(int n_layers)
 
 static void a_prefetch_evaluates_turns_in_proportion_to_the_gets(void **state)
 {
-  const int64_t few = prefetch_work(LAYERS_MOST / 4), many = prefetch_work(LAYERS_MOST);
+  const int64_t few = prefetch_work(LAYERS_MAX / 4), many = prefetch_work(LAYERS_MAX);
   assert_true(many < 6 * few);
 }
 

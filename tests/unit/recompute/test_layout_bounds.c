@@ -64,7 +64,7 @@ static void params_draw(struct drawn *d)
   d->params = (struct lade_layout_params){.struct_size = sizeof(d->params), .tp = tp, .pp = pp, .dp = dp,
                                           .is_sequence = tp > 1 && draw(2), .virtual_stages = 1,
                                           .n_kv_heads = d->job.model->n_kv_heads};
-  d->params.zero = dp > 1 ? draw(LADE_ZERO_MOST + 1) : 0;
+  d->params.zero = dp > 1 ? draw(LADE_ZERO_MAX + 1) : 0;
   d->params.schedule = pp > 1 ? schedules[draw((int)LADE_COUNT(schedules))] : LADE_SCHEDULE_1F1B;
   if (d->params.schedule == LADE_SCHEDULE_INTERLEAVED)
     d->params.virtual_stages = 2;
@@ -128,12 +128,12 @@ static void no_program_needs_less_than_its_bound(void **state)
         lade_layout_cost_make(&d.job, &d.layout, d.micro_batch, d.state_tier, &d.share, &error, &cost))
       continue;
     n++;
-    stages_prove(&d, &cost, draw(2) ? cost.peak_bytes : cost.least_bytes, &device, &host);
-    if (cost.least_bytes > device || cost.least_host_bytes > host || cost.least_sum_bytes > device + host)
+    stages_prove(&d, &cost, draw(2) ? cost.peak_bytes : cost.min_bytes, &device, &host);
+    if (cost.min_bytes > device || cost.min_host_bytes > host || cost.min_sum_bytes > device + host)
       fail_msg("seed %llu, %s: bounds %llu and %llu, programs %llu and %llu", (unsigned long long)at,
-               d.job.model->name, (unsigned long long)cost.least_bytes, (unsigned long long)cost.least_host_bytes,
+               d.job.model->name, (unsigned long long)cost.min_bytes, (unsigned long long)cost.min_host_bytes,
                (unsigned long long)device, (unsigned long long)host);
-    sum += (double)cost.least_bytes / (double)device;
+    sum += (double)cost.min_bytes / (double)device;
   }
   assert_true(sum / N_DRAWS > 0.8); /* a bound of 0 would hold too */
   free(residencies);
@@ -157,7 +157,7 @@ static void bounds_verify(const struct lade_model *model, const struct lade_layo
     assert_int_equal(lade_share_cost_make(&d.job, &key, &error, &d.share), 0);
     assert_int_equal(lade_layout_cost_make(&d.job, &d.layout, 1, state_tier, &d.share, &error, &cost), 0);
     stages_prove(&d, &cost, cost.peak_bytes, &device, &host);
-    assert_true(cost.least_bytes <= device && cost.least_host_bytes <= host && cost.least_sum_bytes <= device + host);
+    assert_true(cost.min_bytes <= device && cost.min_host_bytes <= host && cost.min_sum_bytes <= device + host);
   }
 }
 
@@ -243,7 +243,7 @@ static void a_measured_program_decides_as_its_proof(void **state)
         lade_layout_cost_make(&d.job, &d.layout, d.micro_batch, d.state_tier, &d.share, &error, &cost))
       continue;
     n++;
-    const uint64_t budget_bytes = draw(2) ? cost.peak_bytes : cost.least_bytes;
+    const uint64_t budget_bytes = draw(2) ? cost.peak_bytes : cost.min_bytes;
     struct lade_stage_params params = {
         &d.job, &d.layout, d.micro_batch, {d.share.residency, d.state_tier, budget_bytes}, LADE_STAGE_PROOF};
     assert_int_equal(lade_stage_program_make(&params, &error, &proved), 0);
@@ -263,7 +263,7 @@ static void a_correction_is_of_its_tier_and_precision(void **state)
   struct lade_layout_job job = {.cluster = &cluster, .model = &models[0], .kernels = &kernels, .batch = 32,
                                 .seq_len = 1024, .dtype = LADE_BF16, .grad_dtype = LADE_F32};
   struct lade_layout_search_params params = {.n_ranks = 4, .device_bytes = UINT64_C(8) << 30, .zero = -1,
-                                             .schedule = -1, .is_sequence = -1, .n_most = 1, .tp = 1, .pp = 1,
+                                             .schedule = -1, .is_sequence = -1, .n_max = 1, .tp = 1, .pp = 1,
                                              .host_bytes = UINT64_C(64) << 30};
   struct lade_layout_search first, again;
   struct lade_error error;

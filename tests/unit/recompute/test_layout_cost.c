@@ -112,7 +112,7 @@ static void a_step_takes_the_time_of_its_program(void **state)
 
 /* ---- pipelines ---- */
 
-#define STAGES_MOST 4
+#define STAGES_MAX 4
 
 struct stage_build {
   struct lade_model_graph *graph;
@@ -176,9 +176,9 @@ static void a_pipelines_step_is_that_of_its_programs_together(void **state)
   for (size_t i = 0; i < LADE_COUNT(pipelines); i++) {
     const struct one_layout *one = &pipelines[i];
     const struct lade_layout_job job = job_of(one->model, one->batch);
-    struct stage_build built[STAGES_MOST];
-    const struct lade_program *programs[STAGES_MOST];
-    const struct lade_prices *prices[STAGES_MOST];
+    struct stage_build built[STAGES_MAX];
+    const struct lade_program *programs[STAGES_MAX];
+    const struct lade_prices *prices[STAGES_MAX];
     struct lade_layout layout;
     struct lade_layout_cost cost;
     struct lade_stages_time time;
@@ -229,17 +229,17 @@ static void memory_is_near_that_of_the_proved_program(void **state)
     struct lade_layout layout;
     struct lade_layout_cost cost;
     struct lade_stage_program program;
-    uint64_t most = 0;
+    uint64_t max = 0;
     costs_make(one, &job, &layout, &cost);
     for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
       layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
       assert_int_equal(stage_prove(&job, &layout, one->micro_batch, one->recipe, &program), 0);
-      most = LADE_MAX(most, program.peak_bytes);
+      max = LADE_MAX(max, program.peak_bytes);
     }
-    if (fabs((double)cost.peak_bytes / (double)most - 1) > 0.06)
-      print_error("%s: the program needs %g MB, the layout %g\n", one->name, (double)most / 1e6,
+    if (fabs((double)cost.peak_bytes / (double)max - 1) > 0.06)
+      print_error("%s: the program needs %g MB, the layout %g\n", one->name, (double)max / 1e6,
                   (double)cost.peak_bytes / 1e6);
-    assert_true(fabs((double)cost.peak_bytes / (double)most - 1) <= 0.06);
+    assert_true(fabs((double)cost.peak_bytes / (double)max - 1) <= 0.06);
   }
 }
 
@@ -277,7 +277,7 @@ static const double zero_table[][10] = {
     {1024, 30.1, 15.1, 0.12, 513, 257, 2, 4011, 2013, 15.6}};
 
 /* The stages that a cost names stand for all: no other stage's program needs more than the fullest of them. */
-static void named_stages_need_the_most(void **state)
+static void named_stages_need_the_max(void **state)
 {
   static const struct one_layout layouts[] = {
       {"longer middle", &gpt2, LAYOUT(.pp = 5), 10, 1, LADE_RECIPE_FULL},
@@ -293,7 +293,7 @@ static void named_stages_need_the_most(void **state)
     const struct lade_layout_job job = job_of(&longer, one->batch);
     struct lade_layout layout;
     struct lade_layout_cost cost;
-    uint64_t most = 0, most_named = 0, first = 0;
+    uint64_t max = 0, max_named = 0, first = 0;
     costs_make(one, &job, &layout, &cost);
     assert_in_range(cost.n_stages, 2, 4);
     for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
@@ -303,14 +303,14 @@ static void named_stages_need_the_most(void **state)
       assert_int_equal(stage_prove(&job, &layout, 1, one->recipe, &program), 0);
       for (int k = 0; k < cost.n_stages; k++)
         is_named |= cost.stages[k] == stage;
-      most = LADE_MAX(most, program.peak_bytes);
-      most_named = is_named ? LADE_MAX(most_named, program.peak_bytes) : most_named;
+      max = LADE_MAX(max, program.peak_bytes);
+      max_named = is_named ? LADE_MAX(max_named, program.peak_bytes) : max_named;
       first = stage == 0 ? program.peak_bytes : first;
     }
-    assert_true(i > 0 || first < most);
-    if (most != most_named)
-      print_error("%s: %g GiB, named %g GiB\n", one->name, (double)most / 0x1p30, (double)most_named / 0x1p30);
-    assert_true(most == most_named);
+    assert_true(i > 0 || first < max);
+    if (max != max_named)
+      print_error("%s: %g GiB, named %g GiB\n", one->name, (double)max / 0x1p30, (double)max_named / 0x1p30);
+    assert_true(max == max_named);
   }
 }
 
@@ -456,7 +456,7 @@ static double fastest_of_share(const struct lade_layout_job *job,
   const struct lade_share_key key = {tp, is_sequence, micro_batch, layout_search_params->recipe,
                                      lade_software_of(job, zero, layout_search_params->recipe)};
   struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
-  const int n_pieces = (int)lade_pieces_most(job->model);
+  const int n_pieces = (int)lade_pieces_max(job->model);
   int status = lade_share_residencies_make(job, &key, NULL, residencies);
   for (int pp = 1; pp <= 16 / tp && !status; pp++) {
     for (int v = 1; v * pp <= n_pieces && 16 % (tp * pp) == 0; v++) {
@@ -498,7 +498,7 @@ static void the_search_finds_the_fastest(void **state)
                {UINT64_C(1) << 30, 0, LADE_RECIPE_FULL}}; /* ZeRO 1 and more alone fit, which other software runs */
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     const struct lade_layout_search_params params = {.n_ranks = 16, .device_bytes = cases[i].device_bytes, .zero = -1,
-                                                     .schedule = -1, .is_sequence = -1, .n_most = 4,
+                                                     .schedule = -1, .is_sequence = -1, .n_max = 4,
                                                      .host_bytes = cases[i].host_bytes, .recipe = cases[i].recipe};
     struct lade_layout_search search;
     struct lade_error error;
@@ -525,7 +525,7 @@ static void undecided_layouts_are_faster_than_the_limit(void **state)
   small.layers = 6;
   const struct lade_layout_job job = job_of(&small, 32);
   struct lade_layout_search_params params = {.n_ranks = 16, .device_bytes = UINT64_C(2) << 30, .zero = -1,
-                                             .schedule = -1, .is_sequence = -1, .n_most = 1000, .limit_ns = INFINITY};
+                                             .schedule = -1, .is_sequence = -1, .n_max = 1000, .limit_ns = INFINITY};
   struct lade_layout_search best, all, few;
   struct lade_error error;
   assert_int_equal(lade_layout_search_run(&job, &params, &error, &best), 0);
@@ -534,7 +534,7 @@ static void undecided_layouts_are_faster_than_the_limit(void **state)
   assert_true(all.found[0].cost.step_ns <= best.found[0].cost.step_ns);
   for (int a = 1; a < all.n_found; a++)
     assert_true(all.found[a - 1].cost.step_ns <= all.found[a].cost.step_ns);
-  params.n_most = 2;
+  params.n_max = 2;
   assert_int_equal(lade_layout_search_undecided(&job, &params, &error, &few), 0);
   assert_true(few.n_found == 2 && few.n_undecided == all.n_undecided);
   assert_true(few.found[1].cost.step_ns == all.found[1].cost.step_ns);
@@ -552,11 +552,11 @@ static void undecided_layouts_are_faster_than_the_limit(void **state)
   free(best.found);
 }
 
-static void a_search_that_fits_nowhere_names_the_least(void **state)
+static void a_search_that_fits_nowhere_names_the_min(void **state)
 {
   const struct lade_layout_job job = job_of(&gpt2, 32);
   struct lade_layout_search_params params = {.n_ranks = 2, .device_bytes = 1 << 20, .zero = -1, .schedule = -1,
-                                             .is_sequence = -1, .n_most = 2};
+                                             .is_sequence = -1, .n_max = 2};
   struct lade_layout_search search;
   struct lade_error error;
   assert_int_equal(lade_layout_search_run(&job, &params, &error, &search), -EOVERFLOW);
@@ -605,13 +605,13 @@ int main(void)
       cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),
       cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),
-      cmocka_unit_test(named_stages_need_the_most),
+      cmocka_unit_test(named_stages_need_the_max),
       cmocka_unit_test(model_states_are_those_of_zero_table_1),
       cmocka_unit_test(activations_are_those_of_korthikanti),
       cmocka_unit_test(values_elsewhere_cost_what_their_programs_do),
       cmocka_unit_test(the_search_finds_the_fastest),
       cmocka_unit_test(undecided_layouts_are_faster_than_the_limit),
-      cmocka_unit_test(a_search_that_fits_nowhere_names_the_least),
+      cmocka_unit_test(a_search_that_fits_nowhere_names_the_min),
   };
   return cmocka_run_group_tests(tests, fixtures_init, NULL);
 }

@@ -145,7 +145,7 @@ static void the_smallest_budget_is_an_edge(void **state)
     const struct desk desk = desks[k];
     struct lade_error error = {0};
     struct lade_plan *plan;
-    char least[32];
+    char min[32];
     assert_true(desk.bounds.min_bytes >= desk.bounds.lower_bound_bytes);
     assert_true(desk.bounds.min_bytes <= desk.bounds.unconstrained_bytes);
     plan = plan_get(&desk, desk.bounds.min_bytes);
@@ -156,8 +156,8 @@ static void the_smallest_budget_is_an_edge(void **state)
     plan = (struct lade_plan *)&desk; /* untouched on failure */
     assert_int_equal(lade_planner_plan(desk.planner, desk.bounds.min_bytes - CHUNK, &error, &plan), -EOVERFLOW);
     assert_ptr_equal(plan, &desk);
-    snprintf(least, sizeof(least), "%llu bytes", (unsigned long long)desk.bounds.min_bytes);
-    assert_non_null(strstr(error.text, least));
+    snprintf(min, sizeof(min), "%llu bytes", (unsigned long long)desk.bounds.min_bytes);
+    assert_non_null(strstr(error.text, min));
     assert_int_equal(lade_planner_plan(desk.planner, 0, &error, &plan), -EOVERFLOW);
   }
 }
@@ -185,10 +185,10 @@ static void the_smallest_budget_is_no_matter_of_prices(void **state)
 static void tiers_make_room(void **state)
 {
   const struct desk *desks = *state;
-  uint64_t least[LADE_COUNT(machines)];
+  uint64_t min[LADE_COUNT(machines)];
   for (size_t k = 0; k < LADE_COUNT(machines); k++)
-    least[k] = desks[k].bounds.min_bytes;
-  assert_true(least[1] < least[0] && least[2] <= least[1] && least[3] < least[0]);
+    min[k] = desks[k].bounds.min_bytes;
+  assert_true(min[1] < min[0] && min[2] <= min[1] && min[3] < min[0]);
 }
 
 /* Gradients that do not wait for each other need less memory; and if that saves none it costs none. */
@@ -371,7 +371,7 @@ static void walks_end_whatever_is_fixed(void **state)
  * Return the smallest budget of a rank with a host tier, alone (@zero 0) or one of four, if @overrides are all that is
  * fixed.
  */
-static uint64_t least_pinned(enum lade_family family, int zero, enum lade_recipe recipe,
+static uint64_t min_pinned(enum lade_family family, int zero, enum lade_recipe recipe,
                              const struct lade_change *overrides, int n_overrides)
 {
   struct desk desk;
@@ -386,9 +386,9 @@ static uint64_t least_pinned(enum lade_family family, int zero, enum lade_recipe
   desk.params.overrides = overrides;
   desk.params.n_overrides = n_overrides;
   desk_start(&desk);
-  const uint64_t least_bytes = desk.bounds.min_bytes;
+  const uint64_t min_bytes = desk.bounds.min_bytes;
   desk_close(&desk);
-  return least_bytes;
+  return min_bytes;
 }
 
 /*
@@ -420,9 +420,9 @@ static void blocks_leave_where_a_person_would_send_them(void **state)
     assert_non_null(overrides);
     /* and their state with them */
     const int n = overrides_add(graph, "", LADE_CHANGE_WEIGHT, LADE_TIER_HOST, overrides);
-    for (int zero = 1; zero <= LADE_ZERO_MOST; zero++)
-      assert_true(least_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, NULL, 0) <=
-                  least_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, overrides, n));
+    for (int zero = 1; zero <= LADE_ZERO_MAX; zero++)
+      assert_true(min_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, NULL, 0) <=
+                  min_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, overrides, n));
     free(overrides);
     lade_model_graph_destroy(graph);
   }
@@ -438,9 +438,9 @@ static void a_pinned_layer_does_not_hold_the_others(void **state)
   struct lade_change *overrides = calloc((size_t)graph->n_params * 2, sizeof(*overrides));
   assert_non_null(overrides);
   int n = overrides_add(graph, "", LADE_CHANGE_WEIGHT, LADE_TIER_DEVICE, overrides);
-  const uint64_t free_bytes = least_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n);
+  const uint64_t free_bytes = min_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n);
   n += overrides_add(graph, "h.0.", LADE_CHANGE_STATE, LADE_TIER_HOST, overrides + n);
-  assert_true(least_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n) <= free_bytes);
+  assert_true(min_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n) <= free_bytes);
   free(overrides);
   lade_model_graph_destroy(graph);
 }
@@ -452,14 +452,14 @@ struct state_bytes {
   uint64_t layer;       /* the same of layers alone */
   uint64_t tensor;      /* the largest parameter's, with a microbatch's gradient and this rank's block of the sum */
   uint64_t tied;        /* a microbatch's gradients of all parts of the token table, and two parts' working copies */
-  uint64_t most;        /* of the program: the largest total at any instruction */
+  uint64_t max;        /* of the program: the largest total at any instruction */
 };
 
 static void state_forms_count(const struct lade_model_graph *graph, const struct lade_layout *layout,
                               struct state_bytes *bytes)
 {
   for (int unit = 0; unit < graph->n_units; unit++) {
-    uint64_t copies = 0, most = 0, grads = 0;
+    uint64_t copies = 0, max = 0, grads = 0;
     for (int param = 0; param < graph->n_params; param++) {
       const uint64_t block = (uint64_t)lade_param_shard(graph, layout, param).n_padded;
       const uint64_t n = block * (uint64_t)lade_shard_count(layout), element = lade_dtype_bytes(graph->dtype);
@@ -468,7 +468,7 @@ static void state_forms_count(const struct lade_model_graph *graph, const struct
       const uint64_t copy = lade_align_up(n * element, LADE_BUFFER_ALIGN);
       copies += copy;
       grads += lade_align_up(n * 4, LADE_BUFFER_ALIGN);
-      most = LADE_MAX(most, copy);
+      max = LADE_MAX(max, copy);
       bytes->tensor = LADE_MAX(bytes->tensor, copy + lade_align_up(n * 4, LADE_BUFFER_ALIGN) +
                                                   lade_align_up(block * 4, LADE_BUFFER_ALIGN));
       bytes->closed += lade_align_up(block * element, LADE_BUFFER_ALIGN) +
@@ -477,7 +477,7 @@ static void state_forms_count(const struct lade_model_graph *graph, const struct
     }
     bytes->unit = LADE_MAX(bytes->unit, copies);
     bytes->layer = LADE_MAX(bytes->layer, graph->units[unit].class_id == graph->units[1].class_id ? copies : 0);
-    bytes->tied = LADE_MAX(bytes->tied, unit == 0 ? grads + 2 * most : 0);
+    bytes->tied = LADE_MAX(bytes->tied, unit == 0 ? grads + 2 * max : 0);
   }
 }
 
@@ -492,7 +492,7 @@ static void state_measure(const struct lade_program *program, struct state_bytes
       if (is_state && buffer->space == LADE_DEVICE && buffer->first <= at && at <= buffer->last)
         live += buffer->bytes;
     }
-    bytes->most = LADE_MAX(bytes->most, live);
+    bytes->max = LADE_MAX(bytes->max, live);
   }
 }
 
@@ -532,7 +532,7 @@ static struct lade_model_graph *preset_graph(const char *name)
 static struct state_bytes shards_plan(struct lade_model_graph *graph, double spare)
 {
   const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = 8,
-                                                   .zero = LADE_ZERO_MOST};
+                                                   .zero = LADE_ZERO_MAX};
   struct desk desk = {.graph = graph, .prices = program_fixture_prices(graph)};
   struct state_bytes bytes = {0};
   struct lade_layout layout;
@@ -564,7 +564,7 @@ static void shards_hold_the_closed_form_and_two_units(void **state)
         shards_plan(is_wide ? scaled_graph(family, dtype, 256) : program_fixture_graph(family, dtype, 0), i & 4 ? 0.05 :
                     0);
     const uint64_t on_the_way = is_wide || dtype == LADE_F32 ? 2 * bytes.unit : bytes.tensor;
-    assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + on_the_way);
+    assert_in_range(bytes.max, bytes.closed / 2, bytes.closed + on_the_way);
   }
 }
 
@@ -596,11 +596,11 @@ static void with_room_each_copy_is_gathered_once(void **state)
   for (int i = 0; i < 4; i++) {
     const enum lade_family family = i & 1 ? LADE_LLAMA : LADE_GPT2;
     const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = i & 2 ? 8 : 2,
-                                                     .zero = LADE_ZERO_MOST};
+                                                     .zero = LADE_ZERO_MAX};
     struct lade_change overrides[64];
     struct lade_layout layout;
     struct desk desk, kept;
-    uint64_t sent[LADE_N_AXES], least[LADE_N_AXES];
+    uint64_t sent[LADE_N_AXES], min[LADE_N_AXES];
     assert_int_equal(lade_layout_init(&layout_params, NULL, &layout), 0);
     gathering_desk_start(&desk, family, &layout, NULL, 0);
     assert_true(desk.graph->n_params <= (int)LADE_COUNT(overrides));
@@ -609,8 +609,8 @@ static void with_room_each_copy_is_gathered_once(void **state)
     gathering_desk_start(&kept, family, &layout, overrides, desk.graph->n_params);
     struct lade_plan *ample = plan_get(&desk, PLENTY), *wanted = plan_get(&kept, PLENTY);
     lade_program_comm_traffic(ample->train, sent);
-    lade_program_comm_traffic(wanted->train, least);
-    assert_int_equal(sent[LADE_AXIS_SHARD], least[LADE_AXIS_SHARD]);
+    lade_program_comm_traffic(wanted->train, min);
+    assert_int_equal(sent[LADE_AXIS_SHARD], min[LADE_AXIS_SHARD]);
     assert_true(ample->predicted_ns <= wanted->predicted_ns && ample->predicted_ns < desk.bounds.unconstrained_ns);
     int64_t before_ns = desk.bounds.unconstrained_ns;
     for (int k = 16; k <= 32; k += 4) {
@@ -638,7 +638,7 @@ static void large_tables_are_never_whole(void **state)
   for (size_t i = 0; i < LADE_COUNT(graphs); i++) {
     const struct state_bytes bytes = shards_plan(graphs[i], 0);
     assert_true(bytes.layer < bytes.unit);
-    assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + LADE_MAX(2 * bytes.layer, bytes.unit));
+    assert_in_range(bytes.max, bytes.closed / 2, bytes.closed + LADE_MAX(2 * bytes.layer, bytes.unit));
   }
 }
 
@@ -646,11 +646,11 @@ static void large_tables_are_never_whole(void **state)
 static void a_tied_table_takes_its_gradient_and_two_parts(void **state)
 {
   const struct state_bytes bytes = shards_plan(scaled_graph(LADE_GPT2, LADE_BF16, 9716), 0);
-  assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + bytes.tied);
+  assert_in_range(bytes.max, bytes.closed / 2, bytes.closed + bytes.tied);
 }
 
 /* Return the smallest budget of a rank with space on the host, for @n_microbatches of the same size. */
-static uint64_t least_of_microbatches(enum lade_family family, int zero, int n_microbatches, struct state_bytes *bytes)
+static uint64_t min_of_microbatches(enum lade_family family, int zero, int n_microbatches, struct state_bytes *bytes)
 {
   const struct lade_layout_params layout_params = {.struct_size = sizeof(layout_params), .dp = 8, .zero = zero};
   struct desk desk = {.graph = scaled_graph(family, LADE_BF16, 256)};
@@ -662,12 +662,12 @@ static uint64_t least_of_microbatches(enum lade_family family, int zero, int n_m
                                           .host_bytes = PLENTY};
   desk_start(&desk);
   struct lade_plan *plan = plan_get(&desk, desk.bounds.min_bytes);
-  const uint64_t least_bytes = plan->peak_bytes[LADE_DEVICE];
-  assert_true(plan->train->is_proved && least_bytes == desk.bounds.min_bytes);
+  const uint64_t min_bytes = plan->peak_bytes[LADE_DEVICE];
+  assert_true(plan->train->is_proved && min_bytes == desk.bounds.min_bytes);
   state_forms_count(desk.graph, &layout, bytes);
   lade_plan_destroy(plan);
   desk_close(&desk);
-  return least_bytes;
+  return min_bytes;
 }
 
 /*
@@ -679,8 +679,8 @@ static void blocks_of_gradients_leave_between_microbatches(void **state)
   for (int i = 0; i < 4; i++) {
     const enum lade_family family = i & 1 ? LADE_LLAMA : LADE_GPT2;
     struct state_bytes bytes = {0};
-    const uint64_t one = least_of_microbatches(family, i & 2 ? 3 : 2, 1, &bytes);
-    const uint64_t several = least_of_microbatches(family, i & 2 ? 3 : 2, 4, &bytes);
+    const uint64_t one = min_of_microbatches(family, i & 2 ? 3 : 2, 1, &bytes);
+    const uint64_t several = min_of_microbatches(family, i & 2 ? 3 : 2, 4, &bytes);
     assert_in_range(several, one, one + bytes.tensor / 8);
   }
 }
@@ -688,22 +688,22 @@ static void blocks_of_gradients_leave_between_microbatches(void **state)
 /* Ranks differ by their needs, and with equal needs by their keys. */
 static void ranks_that_differ_are_told_apart(void **state)
 {
-  const struct lade_layout_params params = {.struct_size = sizeof(params), .dp = 4, .zero = LADE_ZERO_MOST};
+  const struct lade_layout_params params = {.struct_size = sizeof(params), .dp = 4, .zero = LADE_ZERO_MAX};
   struct lade_layout layout;
   struct lade_error error = {0};
   struct desk desk;
-  char most[32], fewest[32];
+  char max[32], fewest[32];
   assert_int_equal(lade_layout_init(&params, NULL, &layout), 0);
   gathering_desk_start(&desk, LADE_GPT2, &layout, NULL, 0);
-  struct lade_plan *least = plan_get(&desk, desk.bounds.min_bytes), *ample = plan_get(&desk, PLENTY);
-  assert_int_equal(lade_plan_compare(ample, least, &error), -EINVAL);
-  snprintf(most, sizeof(most), "%llu", (unsigned long long)ample->peak_bytes[LADE_DEVICE]);
-  snprintf(fewest, sizeof(fewest), "%llu", (unsigned long long)least->peak_bytes[LADE_DEVICE]);
-  assert_names(error.text, most, fewest, "bytes", "device");
-  memcpy(least->peak_bytes, ample->peak_bytes, sizeof(least->peak_bytes));
-  assert_int_equal(lade_plan_compare(ample, least, &error), -EINVAL);
+  struct lade_plan *min = plan_get(&desk, desk.bounds.min_bytes), *ample = plan_get(&desk, PLENTY);
+  assert_int_equal(lade_plan_compare(ample, min, &error), -EINVAL);
+  snprintf(max, sizeof(max), "%llu", (unsigned long long)ample->peak_bytes[LADE_DEVICE]);
+  snprintf(fewest, sizeof(fewest), "%llu", (unsigned long long)min->peak_bytes[LADE_DEVICE]);
+  assert_names(error.text, max, fewest, "bytes", "device");
+  memcpy(min->peak_bytes, ample->peak_bytes, sizeof(min->peak_bytes));
+  assert_int_equal(lade_plan_compare(ample, min, &error), -EINVAL);
   assert_names(error.text, "dp");
-  lade_plan_destroy(least);
+  lade_plan_destroy(min);
   lade_plan_destroy(ample);
   desk_close(&desk);
 }

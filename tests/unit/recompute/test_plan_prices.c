@@ -16,23 +16,23 @@
 #include "tests/unit/recompute/plan_fixture.h"
 
 #define MIB (UINT64_C(1) << 20)
-#define N_BUDGETS_MOST 6
-#define SLOWER_MOST 1.05 /* of any plan */
+#define N_BUDGETS_MAX 6
+#define SLOWER_MAX 1.05 /* of any plan */
 #define USUALLY_SLOWER 1.02 /* of all but a few */
 
 /* A model on a machine, and budgets of its plans. */
 struct study {
   const char *model, *machine;
   int64_t batch;
-  uint64_t budgets[N_BUDGETS_MOST]; /* bytes; 0: the smallest budget, and the end */
+  uint64_t budgets[N_BUDGETS_MAX]; /* bytes; 0: the smallest budget, and the end */
   enum lade_op_kind kind;           /* the op that becomes cheaper; LADE_N_OP_KINDS: each of the forward half in turn */
 };
 
 /* Plans by the prices of the machine, and how those by other prices compare. */
 struct comparison {
   struct plan_fixture fixture;
-  struct lade_plan *plans[N_BUDGETS_MOST];
-  uint64_t budgets[N_BUDGETS_MOST];
+  struct lade_plan *plans[N_BUDGETS_MAX];
+  uint64_t budgets[N_BUDGETS_MAX];
   int n_budgets;
   int n_cases, n_slower;
 };
@@ -60,7 +60,7 @@ static void comparison_init(struct comparison *c, const struct study *study)
   *c = (struct comparison){0};
   plan_fixture_init(&c->fixture, study->model, study->machine, study->batch);
   lade_planner *planner = planner_open(&c->fixture.params, &bounds);
-  for (int i = 0; i < N_BUDGETS_MOST && (i == 0 || study->budgets[i]); i++) {
+  for (int i = 0; i < N_BUDGETS_MAX && (i == 0 || study->budgets[i]); i++) {
     c->budgets[i] = i == 0 ? bounds.min_bytes : study->budgets[i];
     c->plans[i] = plan_get(planner, c->budgets[i]);
     c->n_budgets++;
@@ -86,7 +86,7 @@ static void plans_compare(struct comparison *c, const struct lade_plan_params *p
   /* Packed by other times, the old plan may be larger than the budget: then there is nothing to compare. */
   if (!lade_plan_follow(params, &decision, c->budgets[budget], &error, &old)) {
     const double ratio = (double)found->predicted_ns / (double)old->predicted_ns;
-    assert_true(ratio <= SLOWER_MOST);
+    assert_true(ratio <= SLOWER_MAX);
     c->n_slower += ratio > USUALLY_SLOWER;
     c->n_cases++;
   }

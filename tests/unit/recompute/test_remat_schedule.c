@@ -222,12 +222,12 @@ static void a_change_is_broken_if_its_redos_take_longer_than_they_may(void **sta
     struct remat_schedule *schedule = &bench.schedule;
     for (int i = 0; i < CHANGES; i++) {
       struct schedule_copy before = copy_make(schedule);
-      schedule->redo_most_ns = schedule->redo_ns + bench.problem.base_ns / 50;
+      schedule->redo_max_ns = schedule->redo_ns + bench.problem.base_ns / 50;
       const bool is_changed = change_make(&bench);
       n_broken += schedule->is_broken;
       n_made += is_changed && !schedule->is_broken;
-      assert_true(schedule->is_broken || schedule->redo_ns <= schedule->redo_most_ns);
-      schedule->redo_most_ns = INT64_MAX;
+      assert_true(schedule->is_broken || schedule->redo_ns <= schedule->redo_max_ns);
+      schedule->redo_max_ns = INT64_MAX;
       if (schedule->is_broken) {
         remat_rollback(schedule);
         assert_as_copied(schedule, &before);
@@ -277,14 +277,14 @@ static void assert_waiting_is_counted(struct bench_schedule *bench, const struct
   const uint64_t replayed[LADE_N_SPACES] = {[LADE_HOST] = totals->host_peak_bytes,
                                             [LADE_STORE] = totals->store_peak_bytes};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++) {
-    int64_t most;
+    int64_t max;
     uint64_t residents = 0;
-    turn_bytes_peak(&bench->schedule.waiting[tier], &most);
+    turn_bytes_peak(&bench->schedule.waiting[tier], &max);
     for (int s = 0; s < bench->graph->storages.n; s++) {
       const struct graph_storage *storage = &bench->graph->storages.items[s];
       residents += storage->is_given && storage->tier == tier ? storage->bytes : 0;
     }
-    assert_true(replayed[tier] <= (uint64_t)most + residents);
+    assert_true(replayed[tier] <= (uint64_t)max + residents);
   }
 }
 
@@ -335,16 +335,16 @@ static void every_schedule_replays_with_its_bytes_and_time(void **state)
 
 static void assert_turns_are_plain(const struct turn_bytes *turns, const int64_t *plain)
 {
-  int64_t most = plain[0], peak_bytes;
+  int64_t max = plain[0], peak_bytes;
   bool is_over = false;
   for (int t = 0; t < turns->n; t++) {
     assert_int_equal(turn_bytes_get(turns, t), plain[t]);
-    most = LADE_MAX(most, plain[t]);
+    max = LADE_MAX(max, plain[t]);
     is_over = is_over || plain[t] > turns->limit_bytes;
   }
   const int at = turn_bytes_peak(turns, &peak_bytes);
-  assert_int_equal(peak_bytes, most);
-  assert_int_equal(plain[at], most);
+  assert_int_equal(peak_bytes, max);
+  assert_int_equal(plain[at], max);
   assert_int_equal(turn_bytes_over(turns) > 0, is_over);
 }
 

@@ -58,7 +58,7 @@ static uint64_t live_bytes(const struct trajectory *trajectory, int state)
 }
 
 /* Return the least peak before the first state whose peak rose; the least of all if none did. */
-static uint64_t least_before_rise(const struct trajectory *trajectory)
+static uint64_t min_before_rise(const struct trajectory *trajectory)
 {
   int i = 1;
   while (i < trajectory->states.n && live_bytes(trajectory, i) <= live_bytes(trajectory, i - 1))
@@ -114,9 +114,9 @@ static void the_peak_rises_only_when_nothing_else_is_left(void **state)
   fixture_init(&fixture, "gpt2-124m", "a100-80g");
   trajectory_make(&fixture, DESCENT_RECOMPUTE | DESCENT_OFFLOAD, &rising);
   trajectory_make(&fixture, DESCENT_RECOMPUTE | DESCENT_OFFLOAD | DESCENT_LEVEL, &level);
-  assert_true(least_before_rise(&rising) > live_bytes(&rising, rising.states.n - 1));
+  assert_true(min_before_rise(&rising) > live_bytes(&rising, rising.states.n - 1));
   assert_true(unlike_spills_count(&fixture, &rising) > 0);
-  assert_int_equal(least_before_rise(&level), live_bytes(&level, level.states.n - 1));
+  assert_int_equal(min_before_rise(&level), live_bytes(&level, level.states.n - 1));
   assert_int_equal(unlike_spills_count(&fixture, &level), 0);
   descent_finish(&rising);
   descent_finish(&level);
@@ -200,19 +200,19 @@ static void a_lump_is_kept_where_less_must_leave(void **state)
 {
   struct lade_error error = {0};
   struct lade_plan_bounds bounds;
-  struct lade_plan *most = NULL, *few = NULL;
+  struct lade_plan *max = NULL, *few = NULL;
   struct planner_fixture fixture;
   int logits = 0;
   fixture_init(&fixture, "gpt2-124m", "a100-80g");
   assert_int_equal(lade_planner_get_bounds(fixture.planner, &bounds), 0);
-  assert_int_equal(lade_planner_plan(fixture.planner, bounds.unconstrained_bytes / 10 * 6, &error, &most), 0);
+  assert_int_equal(lade_planner_plan(fixture.planner, bounds.unconstrained_bytes / 10 * 6, &error, &max), 0);
   assert_int_equal(lade_planner_plan(fixture.planner, bounds.unconstrained_bytes / 10 * 8, &error, &few), 0);
   while (strcmp(fixture.graph->tensors[logits].name, "head.loss.logits") != 0)
     logits++;
-  assert_int_equal(most->residency->choices[logits].saved, LADE_RESIDENCY_RECOMPUTE);
+  assert_int_equal(max->residency->choices[logits].saved, LADE_RESIDENCY_RECOMPUTE);
   assert_int_equal(few->residency->choices[logits].saved, LADE_RESIDENCY_KEEP);
-  assert_true((double)few->predicted_ns < 0.97 * (double)most->predicted_ns);
-  lade_plan_destroy(most);
+  assert_true((double)few->predicted_ns < 0.97 * (double)max->predicted_ns);
+  lade_plan_destroy(max);
   lade_plan_destroy(few);
   fixture_finish(&fixture);
 }

@@ -235,10 +235,10 @@ static struct lade_store_info moved_get(const struct run_fixture *run_fixture)
 }
 
 /*
- * Run two steps with working copies on the device and state in tier @tier. Each step reads at most @most bytes per
+ * Run two steps with working copies on the device and state in tier @tier. Each step reads at most @max bytes per
  * parameter from the drive, and not much less, and writes as many. Return the digest of all parameters and state.
  */
-static uint64_t two_steps(struct run_fixture *run_fixture, enum lade_tier tier, double most, const char *name)
+static uint64_t two_steps(struct run_fixture *run_fixture, enum lade_tier tier, double max, const char *name)
 {
   struct lade_residency *residency = NULL;
   struct lade_error error = {0};
@@ -258,8 +258,8 @@ static uint64_t two_steps(struct run_fixture *run_fixture, enum lade_tier tier, 
     struct lade_store_info after = moved_get(run_fixture);
     double read = (double)(after.read_bytes - before.read_bytes) / n;
     double written = (double)(after.written_bytes - before.written_bytes) / n;
-    if (read > most || written > most || read < 0.9 * most || written < 0.9 * most)
-      fail_msg("%s: %.3f bytes read and %.3f written per parameter, not up to %.1f", name, read, written, most);
+    if (read > max || written > max || read < 0.9 * max || written < 0.9 * max)
+      fail_msg("%s: %.3f bytes read and %.3f written per parameter, not up to %.1f", name, read, written, max);
   }
   if (run_fixture_digest(run_fixture, &digest, &error))
     fail_msg("%s", error.text);
@@ -273,7 +273,7 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
   static const struct {
     enum lade_moments moments;
     enum lade_master master;
-    double most; /* bytes per parameter, each way */
+    double max; /* bytes per parameter, each way */
     struct lade_streaming streaming; /* no bit depends on it: many short windows, one for all, and in between */
     const char *name;
   } cases[] = {{LADE_MOMENTS_F32, LADE_MASTER_EXACT, 10.1, {1, 2}, "exact"},
@@ -288,7 +288,7 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
     run_fixture_init(&run_fixture, &model);
     run_fixture.prices.streaming = cases[i].streaming;
     uint64_t want = two_steps(&run_fixture, LADE_TIER_DEVICE, 0, cases[i].name);
-    if (two_steps(&run_fixture, LADE_TIER_STORE, cases[i].most, cases[i].name) != want)
+    if (two_steps(&run_fixture, LADE_TIER_STORE, cases[i].max, cases[i].name) != want)
       fail_msg("%s: other bits than in memory", cases[i].name);
     run_fixture_finish(&run_fixture);
   }
@@ -339,14 +339,14 @@ static void states_side_by_side_are_one_request(void **state)
 
 /* ---- the order of requests to the drive ---- */
 
-#define WATCHED_MOST 64
+#define WATCHED_MAX 64
 
 /* The reads in flight when a transfer is submitted. */
 static struct {
   bool is_on;
-  const struct lade_transfer *reads[WATCHED_MOST]; /* submitted and not done */
+  const struct lade_transfer *reads[WATCHED_MAX]; /* submitted and not done */
   int n;
-  uint64_t most_bytes; /* maximum of all of them at once */
+  uint64_t max_bytes; /* maximum of all of them at once */
 } watch;
 
 /* Note a submission. A read that used the same struct @transfer before has ended. */
@@ -358,14 +358,14 @@ static void watch_note(const struct lade_transfer *transfer)
     if (watch.reads[i] != transfer && !lade_transfer_is_done(watch.reads[i]))
       watch.reads[n++] = watch.reads[i];
   }
-  assert_true(n < WATCHED_MOST);
+  assert_true(n < WATCHED_MAX);
   if (transfer->op == LADE_STORE_READ)
     watch.reads[n++] = transfer;
   watch.n = n;
   for (int i = 0; i < n; i++)
     bytes += watch.reads[i]->bytes;
   if (n > 1)
-    watch.most_bytes = LADE_MAX(watch.most_bytes, bytes);
+    watch.max_bytes = LADE_MAX(watch.max_bytes, bytes);
 }
 
 int __real_lade_store_submit(struct lade_store *store, struct lade_transfer *transfer);
@@ -378,7 +378,7 @@ int __wrap_lade_store_submit(struct lade_store *store, struct lade_transfer *tra
 }
 
 /* The drive then has the other half to do when all these reads complete at once; much less would leave it idle. */
-static void at_most_half_of_the_ring_is_being_read(void **state)
+static void at_max_half_of_the_ring_is_being_read(void **state)
 {
   static const struct lade_streaming streaming[] = {{3 << 19, 6}, {1 << 20, 4}, {3 << 18, 12}};
   for (size_t i = 0; i < LADE_COUNT(streaming) && !store_refusal; i++) {
@@ -393,12 +393,12 @@ static void at_most_half_of_the_ring_is_being_read(void **state)
     const uint64_t ring_bytes = train->runs[0].scratch_bytes;
     watch.is_on = true;
     watch.n = 0;
-    watch.most_bytes = 0;
+    watch.max_bytes = 0;
     step_or_fail(&run_fixture);
     watch.is_on = false;
-    if (watch.most_bytes > ring_bytes / 2 || watch.most_bytes < ring_bytes / 4)
+    if (watch.max_bytes > ring_bytes / 2 || watch.max_bytes < ring_bytes / 4)
       fail_msg("%d windows of %llu bytes: %llu of the ring's %llu are being read", streaming[i].n_windows,
-               (unsigned long long)streaming[i].window_bytes, (unsigned long long)watch.most_bytes,
+               (unsigned long long)streaming[i].window_bytes, (unsigned long long)watch.max_bytes,
                (unsigned long long)ring_bytes);
     run_fixture_close(&run_fixture);
     lade_plan_destroy(plan);
@@ -774,7 +774,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(every_budget_of_a_compact_form_gives_the_same_bits),
       cmocka_unit_test(a_step_moves_no_byte_of_state_twice),
       cmocka_unit_test(states_side_by_side_are_one_request),
-      cmocka_unit_test(at_most_half_of_the_ring_is_being_read),
+      cmocka_unit_test(at_max_half_of_the_ring_is_being_read),
   };
   store_refusal = run_fixture_store_refusal(LADE_STORE_AUTO);
   if (store_refusal)

@@ -81,12 +81,12 @@ static void fixture_finish(struct fixture *f)
 /* Return -log softmax(logits)[target]. */
 static double loss_of(const float *logits, int32_t target)
 {
-  double most = -INFINITY, sum = 0;
+  double max = -INFINITY, sum = 0;
   for (int i = 0; i < VOCABULARY; i++)
-    most = logits[i] > most ? logits[i] : most;
+    max = logits[i] > max ? logits[i] : max;
   for (int i = 0; i < VOCABULARY; i++)
-    sum += exp(logits[i] - most);
-  return log(sum) + most - logits[target];
+    sum += exp(logits[i] - max);
+  return log(sum) + max - logits[target];
 }
 
 static void check_losses(enum lade_family family)

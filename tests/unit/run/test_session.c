@@ -260,11 +260,11 @@ static void no_step_is_faster_than_light(void **state)
   assert_true(session->matmul_flops_per_s > 0 && !session->is_rate_raised);
   session->params.skip_cache = true;
   session->matmul_flops_per_s = 1;
-  int64_t least_ns = INT64_MAX;
+  int64_t min_ns = INT64_MAX;
   for (int step = 0; step < 3; step++) {
-    least_ns = LADE_MIN(least_ns, step_make(session).wall_ns);
+    min_ns = LADE_MIN(min_ns, step_make(session).wall_ns);
     lade_session_get_info(session, &info);
-    assert_true(session->is_rate_raised && info.roofline_step_ns <= (double)least_ns * 1.000001);
+    assert_true(session->is_rate_raised && info.roofline_step_ns <= (double)min_ns * 1.000001);
   }
   lade_session_close(session);
 }

@@ -18,8 +18,8 @@
 #define BATCH 2
 #define SEQ_LEN 12
 #define VOCABULARY 61
-#define STAGES_MOST 4
-#define MICROBATCHES_MOST 3
+#define STAGES_MAX 4
+#define MICROBATCHES_MAX 3
 
 struct shape {
   struct lade_model model;
@@ -56,10 +56,10 @@ static struct lade_model_graph *graph_make(const struct shape *shape, int n_stag
 
 struct pipeline {
   const struct shape *shape;
-  struct lade_model_graph *whole, *stages[STAGES_MOST];
-  struct graph_run whole_run, runs[STAGES_MOST];
+  struct lade_model_graph *whole, *stages[STAGES_MAX];
+  struct graph_run whole_run, runs[STAGES_MAX];
   float *boundary;
-  int32_t tokens[MICROBATCHES_MOST * BATCH * SEQ_LEN], targets[MICROBATCHES_MOST * BATCH * SEQ_LEN];
+  int32_t tokens[MICROBATCHES_MAX * BATCH * SEQ_LEN], targets[MICROBATCHES_MAX * BATCH * SEQ_LEN];
 };
 
 static void pipeline_init(struct pipeline *pipeline, const struct shape *shape)
@@ -167,10 +167,10 @@ static void shape_verify(const struct shape *shape)
 /* A tied table's sum over several microbatches has another order: each stage adds up its own first. */
 static void model_verify(const struct lade_model *model, bool is_tied)
 {
-  for (int p = 2; p <= STAGES_MOST; p++)
+  for (int p = 2; p <= STAGES_MAX; p++)
     for (int v = 1; v <= 2; v++)
       for (int with_dropout = 0; with_dropout < 2; with_dropout++) {
-        struct shape shape = {*model, with_dropout ? 0.1f : 0, p, v, is_tied ? 1 : MICROBATCHES_MOST};
+        struct shape shape = {*model, with_dropout ? 0.1f : 0, p, v, is_tied ? 1 : MICROBATCHES_MAX};
         shape.model.is_tied = is_tied;
         shape_verify(&shape);
       }
@@ -237,15 +237,15 @@ static double piece_cost(const struct lade_model *model, int64_t n_layers, bool 
 }
 
 /* Return the least time of the slowest piece, over all numbers of layers in the last one. */
-static double slowest_least(const struct lade_model *model, int n_pieces)
+static double slowest_min(const struct lade_model *model, int n_pieces)
 {
-  double least = -1;
+  double min = -1;
   for (int64_t n = 1; n <= model->layers - (n_pieces - 1); n++) {
     int64_t longest = lade_div_up(model->layers - n, n_pieces - 1);
     double slowest = LADE_MAX(piece_cost(model, n, true), piece_cost(model, longest, false));
-    least = least < 0 ? slowest : LADE_MIN(least, slowest);
+    min = min < 0 ? slowest : LADE_MIN(min, slowest);
   }
-  return least;
+  return min;
 }
 
 /*
@@ -268,7 +268,7 @@ static void cut_verify(const struct lade_model *model, int n_pieces)
   assert_int_equal(next, model->layers);
   if (n_pieces > 1) {
     double slowest = LADE_MAX(piece_cost(model, longest, false), piece_cost(model, span.n, true));
-    assert_true(slowest <= slowest_least(model, n_pieces) * (1 + 1e-12));
+    assert_true(slowest <= slowest_min(model, n_pieces) * (1 + 1e-12));
   }
 }
 
@@ -289,9 +289,9 @@ static void too_many_stages_are_refused(void **state)
 {
   struct lade_error error;
   struct lade_layer_span span;
-  const int most = (int)gpt2.layers + 2; /* an embedding and a head may be pieces of their own */
-  assert_int_equal(lade_piece_layers(&gpt2, SEQ_LEN, most, 0, &error, &span), 0);
-  assert_int_equal(lade_piece_layers(&gpt2, SEQ_LEN, most + 1, 0, &error, &span), -EINVAL);
+  const int max = (int)gpt2.layers + 2; /* an embedding and a head may be pieces of their own */
+  assert_int_equal(lade_piece_layers(&gpt2, SEQ_LEN, max, 0, &error, &span), 0);
+  assert_int_equal(lade_piece_layers(&gpt2, SEQ_LEN, max + 1, 0, &error, &span), -EINVAL);
   assert_non_null(strstr(error.text, "give at most 11"));
 }
 

@@ -19,7 +19,7 @@
 #include "tests/support/program_fixture.h"
 #include "tests/support/schedule_walk.h"
 
-#define STAGES_MOST 4
+#define STAGES_MAX 4
 /*
  * Times of a block's halves are multiples of HALF_NS, which every count of ops up to 16 divides. Sends and receives
  * that are grouped wait for each other. With a backward half shorter than the forward one, ZB-H2 therefore takes longer
@@ -30,9 +30,9 @@
 
 struct pipeline {
   int n;
-  struct program_fixture fixtures[STAGES_MOST];
-  const struct lade_program *programs[STAGES_MOST];
-  const struct lade_prices *prices[STAGES_MOST];
+  struct program_fixture fixtures[STAGES_MAX];
+  const struct lade_program *programs[STAGES_MAX];
+  const struct lade_prices *prices[STAGES_MAX];
 };
 
 static const struct program_fixture_setting shapes[] = {
@@ -190,7 +190,7 @@ static bool instr_end(const struct pipeline *pipeline, int *next, int stage)
  */
 static bool one_channel_ends(const struct pipeline *pipeline)
 {
-  int next[STAGES_MOST] = {0}, n_left = pipeline->n;
+  int next[STAGES_MAX] = {0}, n_left = pipeline->n;
   for (bool is_moving = true; is_moving && n_left;) {
     is_moving = false;
     n_left = 0;
@@ -307,7 +307,7 @@ static void with_equal_stages_the_bubble_is_the_schedules(void **state)
     struct pipeline pipeline;
     struct lade_error error = {.text = ""};
     struct program_fixture_setting setting = shapes[i];
-    struct piece_ns pieces[STAGES_MOST * 3];
+    struct piece_ns pieces[STAGES_MAX * 3];
     struct lade_stages_time found;
     struct schedule_time expected;
     setting.dtype = LADE_F32;

@@ -75,7 +75,7 @@ static void measures_check(const struct step_fixture *fixture, const struct lade
   uint64_t owned = 0;
   for (int space = 0; space < LADE_N_SPACES; space++)
     assert_int_equal(measures->peak_bytes[space], info->peak_bytes[space]);
-  for (int owner = 0; owner < LADE_OWNERS_MOST; owner++)
+  for (int owner = 0; owner < LADE_OWNERS_MAX; owner++)
     owned += info->owner_bytes[LADE_DEVICE][owner];
   assert_int_equal(owned, info->peak_bytes[LADE_DEVICE]);
   assert_true(info->peak_bytes[LADE_DEVICE] <= info->budget_bytes);
@@ -126,7 +126,7 @@ static int budget_run(struct step_fixture *fixture, uint64_t budget_bytes, struc
 static void graph_run(uint64_t number)
 {
   struct step_fixture fixture = {.number = number};
-  struct lade_step_info info, least;
+  struct lade_step_info info, min;
   const struct lade_device_params device = {.struct_size = sizeof(device), .capacity_bytes = DEVICE_BYTES};
   fixture.graph = graph_draw(number, &fixture.has_tiers);
   if (fixture.graph->ops.n) {
@@ -140,10 +140,10 @@ static void graph_run(uint64_t number)
       else
         tally.n_refused++;
     }
-    budget_run(&fixture, LADE_GRAPH_BUDGET_MIN, &least);
-    if (least.min_budget_bytes) {
-      assert_true(least.peak_bytes[LADE_DEVICE] <= least.min_budget_bytes);
-      assert_int_equal(budget_run(&fixture, least.min_budget_bytes, &info), 0);
+    budget_run(&fixture, LADE_GRAPH_BUDGET_MIN, &min);
+    if (min.min_budget_bytes) {
+      assert_true(min.peak_bytes[LADE_DEVICE] <= min.min_budget_bytes);
+      assert_int_equal(budget_run(&fixture, min.min_budget_bytes, &info), 0);
     }
     struct lade_device_info after;
     lade_device_get_info(fixture.device, &after);

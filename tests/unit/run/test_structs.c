@@ -26,7 +26,7 @@
 #include "tests/support/scratch.h"
 
 #define TAIL_BYTES 64
-#define MOST_BYTES 1024
+#define MAX_BYTES 1024
 #define CHUNK ((uint64_t)2 << 20)
 
 /* Objects that calls need in addition to the struct. */
@@ -55,7 +55,7 @@ static void size_set(void *given, size_t bytes)
 /* Check a struct that is read: @valid has only zeros from @known_bytes on. */
 static void read_as_promised(struct bench *bench, call_fn *call, const void *valid, size_t bytes, size_t known_bytes)
 {
-  _Alignas(16) char given[MOST_BYTES] = {0};
+  _Alignas(16) char given[MAX_BYTES] = {0};
   assert_true(bytes + TAIL_BYTES <= sizeof(given));
   memcpy(given, valid, bytes);
   size_set(given, bytes);
@@ -82,7 +82,7 @@ static void read_as_promised(struct bench *bench, call_fn *call, const void *val
 /* Check a struct that is filled. @data_bytes: without the padding at its end, which may hold any bytes. */
 static void filled_as_promised(struct bench *bench, call_fn *call, size_t bytes, size_t data_bytes)
 {
-  _Alignas(16) char whole[MOST_BYTES], given[MOST_BYTES];
+  _Alignas(16) char whole[MAX_BYTES], given[MAX_BYTES];
   const size_t older_bytes = bytes - sizeof(uint64_t); /* padding at a struct's end is no longer than that */
   assert_true(bytes + TAIL_BYTES <= sizeof(given));
   memset(whole, 0xa5, sizeof(whole));

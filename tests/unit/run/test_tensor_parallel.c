@@ -23,7 +23,7 @@
 #define BATCH 2
 #define SEQ_LEN 16
 #define ROWS (BATCH * SEQ_LEN)
-#define RANKS_MOST 8
+#define RANKS_MAX 8
 #define MICROBATCHES 2
 
 struct shape {
@@ -64,8 +64,8 @@ struct job {
   struct shape shape;
   struct lade_model model;
   struct lade_kernels kernels;
-  struct lade_model_graph *whole, *graphs[RANKS_MOST];
-  struct graph_run whole_run, runs[RANKS_MOST];
+  struct lade_model_graph *whole, *graphs[RANKS_MAX];
+  struct graph_run whole_run, runs[RANKS_MAX];
   int32_t tokens[MICROBATCHES * ROWS], targets[MICROBATCHES * ROWS];
 };
 
@@ -286,7 +286,7 @@ static double whole_error(const struct job *job, const struct graph_run *referen
 }
 
 /* Return the scale for zero gradients, which are rounding alone: a thousandth of all gradients' norm. */
-static double least_get(const struct job *job)
+static double min_get(const struct job *job)
 {
   double all = 0;
   for (int i = 0; i < job->whole->n_params; i++)
@@ -294,9 +294,9 @@ static double least_get(const struct job *job)
   return 1e-3 * sqrt(all);
 }
 
-static void gradient_compare(const struct job *job, int param, double tolerance, double least)
+static void gradient_compare(const struct job *job, int param, double tolerance, double min)
 {
-  double error = ranks_error(job, &job->whole_run, param), scale = fmax(whole_error(job, NULL, param), least);
+  double error = ranks_error(job, &job->whole_run, param), scale = fmax(whole_error(job, NULL, param), min);
   if (!(error <= tolerance * scale))
     fail_msg("%s tp %d%s %s: gradient of %s differs by %g of %g", job->model.name, job->shape.tp,
              job->shape.is_sequence ? " with rows cut" : "", lade_dtype_name(job->shape.dtype),
@@ -345,12 +345,12 @@ static void shape_check(const struct shape *shape, struct lade_cpu cpu, struct b
   struct job job;
   job_init(&job, shape, cpu);
   double whole_loss = graph_run_step(&job.whole_run, job.tokens, job.targets, MICROBATCHES, true);
-  double loss = ranks_step(&job), least = least_get(&job);
+  double loss = ranks_step(&job), min = min_get(&job);
   if (!(fabs(loss - whole_loss) <= bounds.loss * whole_loss))
     fail_msg("%s tp %d: loss %.9g, of the whole model %.9g", job.model.name, shape->tp, loss, whole_loss);
   for (int param = 0; param < job.whole->n_params; param++) {
     bool is_summed = job.graphs[0]->params[param].n_sharers > 1;
-    gradient_compare(&job, param, is_summed ? bounds.summed_gradient : bounds.gradient, least);
+    gradient_compare(&job, param, is_summed ? bounds.summed_gradient : bounds.gradient, min);
     replicas_compare(&job, param);
     padding_check(&job, param);
   }
@@ -398,9 +398,9 @@ static void fp32_gradients_are_as_exact_as_the_whole_models(void **state)
     graph_run_step(&job.whole_run, job.tokens, job.targets, MICROBATCHES, true);
     graph_run_step(&exact.whole_run, job.tokens, job.targets, MICROBATCHES, true);
     ranks_step(&job);
-    double least = least_get(&exact);
+    double min = min_get(&exact);
     for (int param = 0; param < job.whole->n_params; param++) {
-      double scale = fmax(whole_error(&exact, NULL, param), least);
+      double scale = fmax(whole_error(&exact, NULL, param), min);
       assert_true(ranks_error(&job, &exact.whole_run, param) <=
                   2 * whole_error(&job, &exact.whole_run, param) + 2e-7 * scale);
     }

@@ -133,14 +133,14 @@ static void the_smallest_budget_gives_the_numbers_of_the_unconstrained_run(void 
   struct outcome all = outcome_of(&run, feed_make());
   run.budget = (struct lade_budget){.kind = LADE_BUDGET_MIN};
   run.micro_batch = BATCH;
-  struct outcome least = outcome_of(&run, feed_make());
-  assert_true(least.info.budget_bytes < all.info.budget_bytes);
-  assert_true(least.info.loss_digest == all.info.loss_digest);
-  assert_true(least.params_digest == all.params_digest);
-  assert_true(least.info.measured_peak_bytes == least.info.planned_peak_bytes);
-  assert_true(least.info.planned_peak_bytes <= least.info.budget_bytes);
-  assert_int_equal(least.info.step, N_STEPS);
-  assert_int_equal(least.info.vocabulary, 64);
+  struct outcome min = outcome_of(&run, feed_make());
+  assert_true(min.info.budget_bytes < all.info.budget_bytes);
+  assert_true(min.info.loss_digest == all.info.loss_digest);
+  assert_true(min.params_digest == all.params_digest);
+  assert_true(min.info.measured_peak_bytes == min.info.planned_peak_bytes);
+  assert_true(min.info.planned_peak_bytes <= min.info.budget_bytes);
+  assert_int_equal(min.info.step, N_STEPS);
+  assert_int_equal(min.info.vocabulary, 64);
 }
 
 static void a_plan_states_the_peak_and_ledger_that_training_has(void **state)
@@ -166,7 +166,7 @@ static void a_plan_states_the_peak_and_ledger_that_training_has(void **state)
   assert_true(plan.n_params == ran.n_params && plan.lower_bound_bytes == ran.lower_bound_bytes);
   for (int space = 0; space < LADE_N_SPACES; space++) {
     uint64_t sum = 0;
-    for (int owner = 0; owner < LADE_OWNERS_MOST; owner++)
+    for (int owner = 0; owner < LADE_OWNERS_MAX; owner++)
       sum += ran.owner_bytes[space][owner];
     assert_true(sum == ran.peak_bytes[space]);
   }

@@ -20,12 +20,12 @@
 
 #define N_STEPS 3
 #define GIB (UINT64_C(1) << 30)
-#define WATCHED_MOST 64
+#define WATCHED_MAX 64
 
 /* Values in flight. Submissions come from one thread, the io queue's. */
 static struct {
-  const struct lade_transfer *values[WATCHED_MOST]; /* submitted, and not known to be done */
-  int n, most;
+  const struct lade_transfer *values[WATCHED_MAX]; /* submitted, and not known to be done */
+  int n, max;
   int n_conflicts; /* submissions while a value in flight touched the same bytes, and one of both changed them */
 } watch;
 
@@ -54,10 +54,10 @@ static void watch_note(const struct lade_transfer *transfer)
     watch.n_conflicts += transfers_meet(other, transfer);
     watch.values[n++] = other;
   }
-  assert_true(n < WATCHED_MOST);
+  assert_true(n < WATCHED_MAX);
   watch.values[n++] = transfer;
   watch.n = n;
-  watch.most = LADE_MAX(watch.most, n);
+  watch.max = LADE_MAX(watch.max, n);
 }
 
 int __real_lade_store_submit(struct lade_store *store, struct lade_transfer *transfer);
@@ -107,7 +107,7 @@ static void values_in_flight_touch_different_bytes(void **state)
     run_fixture_finish(&run_fixture);
   }
   assert_int_equal(watch.n_conflicts, 0);
-  assert_true(watch.most > 1 && watch.most <= LADE_IO_AHEAD + 1);
+  assert_true(watch.max > 1 && watch.max <= LADE_IO_AHEAD + 1);
 }
 
 /* A read that fails ends the step in its error. Transfers that began ahead are waited for before their memory goes. */

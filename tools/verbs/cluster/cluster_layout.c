@@ -150,7 +150,7 @@ int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster
 {
   char peak[LADE_SIZE_TEXT], budget[LADE_SIZE_TEXT];
   const struct lade_stage_program *stage = &plan->stages[plan->fullest];
-  int most = 0;
+  int max = 0;
   lade_size_exact(plan->peak_bytes, peak);
   lade_size_exact(plan->budget_bytes, budget);
   if (!plan->is_proved) {
@@ -160,9 +160,9 @@ int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster
     return exit_fail("plan", -EOVERFLOW, &planning->error);
   }
   for (int owner = 0; owner < LADE_N_OWNERS; owner++)
-    most = stage->owner_bytes[owner] > stage->owner_bytes[most] ? owner : most;
+    max = stage->owner_bytes[owner] > stage->owner_bytes[max] ? owner : max;
   lade_error_set(&planning->error, -EOVERFLOW, "rank %d needs %s of device memory, and %s are usable; most of it is "
-                 "%s: %s", plan->ranks[plan->fullest], peak, budget, lade_owner_name((enum lade_owner)most), advice);
+                 "%s: %s", plan->ranks[plan->fullest], peak, budget, lade_owner_name((enum lade_owner)max), advice);
   fflush(stdout);
   return exit_fail("plan", -EOVERFLOW, &planning->error);
 }

@@ -49,7 +49,7 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
       .schedule = confined(o, "schedule", o->schedule, -1),
       .is_sequence = confined(o, "sequence-parallel", o->is_sequence, -1), .micro_batch = o->session.micro_batch,
       .recipe = o->session.recipe, .grad_reduce = (enum lade_dtype)o->grad_reduce,
-      .n_most = (int)o->n_top * FOUND_EACH + FOUND_MORE};
+      .n_max = (int)o->n_top * FOUND_EACH + FOUND_MORE};
   for (int i = 0; i < LADE_N_MOMENTS && o->is_any_precision; i++)
     if (!option_is_set(o, "moments") || i == (int)o->session.moments)
       params.moments[params.n_moments++] = (enum lade_moments)i;
@@ -112,8 +112,8 @@ struct search_result {
   struct cluster_plan *plans;    /* [0] without any that fits: the misfit that needs least */
   int n_plans;
   LADE_ARRAY(struct lade_layout_found) misfits; /* whose proofs found more than the budgets */
-  uint64_t least_bytes;          /* of the device, among misfits that were built; UINT64_MAX: none was */
-  int i_least;                   /* the misfit that needs them */
+  uint64_t min_bytes;          /* of the device, among misfits that were built; UINT64_MAX: none was */
+  int i_min;                   /* the misfit that needs them */
   int64_t n_instrs;              /* of the programs that were built, in the part that runs */
   int64_t n_unproved;            /* layouts that may be faster than the plans: their proofs may find that they fit */
   double unproved_ns;            /* none of these takes less time */
@@ -175,7 +175,7 @@ static int kind_search(struct cluster_planning *planning, struct search_result *
   params.schedule = (int)found[i].layout.schedule;
   params.corrections = result->corrections;
   params.n_corrections = result->n_corrections;
-  params.n_most = 1;
+  params.n_max = 1;
   const int status = lade_layout_search_run(&planning->job, &params, NULL, &again);
   if (!status) {
     int at = i;
@@ -205,9 +205,9 @@ static int found_try(struct cluster_planning *planning, const struct cluster_pla
     plan_take(result, sizes_find(result, found), (int)planning->options->n_top, &plan);
   else if (!status && !LADE_PUSH(&result->misfits, *found))
     status = lade_error_set(&planning->error, -ENOMEM, "no memory for the layouts");
-  if (!status && !plan.fits && plan.measured_bytes && plan.measured_bytes < result->least_bytes) {
-    result->least_bytes = plan.measured_bytes;
-    result->i_least = result->misfits.n - 1;
+  if (!status && !plan.fits && plan.measured_bytes && plan.measured_bytes < result->min_bytes) {
+    result->min_bytes = plan.measured_bytes;
+    result->i_min = result->misfits.n - 1;
   }
   return status;
 }
@@ -282,7 +282,7 @@ static int undecided_list(struct cluster_planning *planning, const struct search
   params.rivals = rivals;
   params.n_rivals = result->n_plans;
   params.limit_ns = result->n_plans == n_top ? result->plans[n_top - 1].cost.step_ns : INFINITY;
-  params.n_most = UNDECIDED_LISTED;
+  params.n_max = UNDECIDED_LISTED;
   int status = lade_layout_search_undecided(&planning->job, &params, &planning->error, ret_list);
   free(rivals);
   return status;
@@ -385,7 +385,7 @@ int cluster_search_plan(struct cluster_planning *planning, const struct cluster_
 {
   const struct lade_layout_search_params params = search_params(planning);
   struct search_result result = {.plans = calloc((size_t)planning->options->n_top + 1, sizeof(*result.plans)),
-                                 .least_bytes = UINT64_MAX};
+                                 .min_bytes = UINT64_MAX};
   const double begin = seconds_now();
   jobs_fill(planning);
   int status = cluster_ranks_check(planning, params.n_ranks);
@@ -401,7 +401,7 @@ int cluster_search_plan(struct cluster_planning *planning, const struct cluster_
     status = undecided_prove(planning, empty, &result);
   if (has_found && !status && !result.n_plans) { /* to say how much it lacks */
     result.plans[0] = *empty;
-    status = found_plan(planning, &result.misfits.items[result.i_least], &result.plans[0]);
+    status = found_plan(planning, &result.misfits.items[result.i_min], &result.plans[0]);
   }
   result.proof_seconds = seconds_now() - begin - result.seconds;
   const int code = status ? exit_fail("plan", status, &planning->error) : search_tell(planning, &result);

@@ -172,7 +172,7 @@ static int gathers_check(struct cluster_planning *planning)
 {
   const struct options *options = planning->options;
   const bool may_have = options->has_search && !option_is_set(options, "zero");
-  if (!options->gathers_late || may_have || options->session.layout.zero == LADE_ZERO_MOST)
+  if (!options->gathers_late || may_have || options->session.layout.zero == LADE_ZERO_MAX)
     return 0;
   return lade_error_set(&planning->error, -EINVAL, "--late-gathers prices the gathers of ZeRO 3: give --zero 3%s",
                         option_is_set(options, "zero") ? "" : ", or --search");
@@ -210,7 +210,7 @@ static int given_layout(struct cluster_planning *planning, struct cluster_plan *
   return status;
 }
 
-#define GIVEN_MOST (2 * LADE_SHARE_RESIDENCIES_MOST) /* each residency with state on the device and on the host */
+#define GIVEN_MAX (2 * LADE_SHARE_RESIDENCIES_MAX) /* each residency with state on the device and on the host */
 
 /* Cost the layout under all residencies and state tiers, in order of time. */
 static int choices_cost(struct cluster_plan *empty, const struct lade_share_residencies *residencies,
@@ -237,21 +237,21 @@ static int choices_cost(struct cluster_plan *empty, const struct lade_share_resi
  */
 static int choice_take(const struct cluster_plan *choices, int n, struct cluster_plan *plan, struct lade_error *error)
 {
-  int status = 0, least = 0;
+  int status = 0, min = 0;
   plan->fits = false;
   for (int i = 0; i < n && !status && !plan->fits; i++) {
-    least = choices[i].cost.peak_bytes < choices[least].cost.peak_bytes ? i : least;
+    min = choices[i].cost.peak_bytes < choices[min].cost.peak_bytes ? i : min;
     const struct lade_layout_cost *cost = &choices[i].cost;
     if (cluster_is_provable(&choices[i]) &&
-        (cost->least_bytes > plan->budget_bytes || cost->least_host_bytes > plan->host_budget_bytes ||
-         cost->least_sum_bytes > plan->budget_bytes + plan->host_budget_bytes))
+        (cost->min_bytes > plan->budget_bytes || cost->min_host_bytes > plan->host_budget_bytes ||
+         cost->min_sum_bytes > plan->budget_bytes + plan->host_budget_bytes))
       continue;
     *plan = choices[i];
     status = cluster_plan_prove_fitting(plan, error);
   }
   if (status || plan->fits)
     return status;
-  *plan = choices[least];
+  *plan = choices[min];
   return cluster_layout_plan(plan, error);
 }
 
@@ -260,7 +260,7 @@ static int given_plan(struct cluster_planning *planning, struct cluster_plan *pl
   const enum lade_recipe asked = planning->options->session.recipe;
   struct lade_error *error = &planning->error;
   struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
-  struct cluster_plan *choices = calloc(GIVEN_MOST, sizeof(*choices));
+  struct cluster_plan *choices = calloc(GIVEN_MAX, sizeof(*choices));
   int n = 0, status = residencies && choices ? given_layout(planning, plan)
                                         : lade_error_set(error, -ENOMEM, "no memory for the layout");
   if (!status)

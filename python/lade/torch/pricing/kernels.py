@@ -25,7 +25,7 @@ def _recording(op):
     return call
 
 
-def most_scratch_value(node):
+def max_scratch_value(node):
     """Return the value of made-up operands with which a call takes the most scratch, or None if none differs."""
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.name == _BAGS and node.args[_BAGS_MODE] == _BAGS_MAX:
@@ -35,7 +35,7 @@ def most_scratch_value(node):
 
 def is_bound(node):
     """True if the scratch of a call is the most that its values may take: a mask counts as true everywhere."""
-    if most_scratch_value(node) is not None:
+    if max_scratch_value(node) is not None:
         return True
     if getattr(node.target, "_schema", None) is None or node.target._schema.name not in _MASKED_WRITES:
         return False

@@ -7,7 +7,7 @@ import torch
 
 from ..tracing.layouts import alignment
 
-_FILLED_MOST = 96 << 20 # bytes of made-up values; operands after them are zeros, which cost no memory
+_FILLED_MAX = 96 << 20 # bytes of made-up values; operands after them are zeros, which cost no memory
 _ALIGN = 512             # of an operand, as CUDA's allocator aligns
 _BLOCK = 4096           # elements of made-up values that repeat
 
@@ -61,7 +61,7 @@ class Arena:
                 if self.device.type == "cpu" else torch.zeros(n, dtype=dtype, device=self.device)
             self.filled[dtype] = 0
         buffer, first = self.buffers[dtype], self.filled[dtype]
-        last = (min(n_bytes, _FILLED_MOST) // width + _BLOCK - 1) // _BLOCK * _BLOCK
+        last = (min(n_bytes, _FILLED_MAX) // width + _BLOCK - 1) // _BLOCK * _BLOCK
         if last > first and (dtype.is_floating_point or dtype.is_complex):
             buffer[first:last].view(-1, _BLOCK).copy_(_made_up(dtype, self.device))
             self.filled[dtype] = last

@@ -9,7 +9,7 @@ by element, so their scratch grows with the elements.
 import torch
 
 _WHOLE_FLOPS, _WHOLE_BYTES = 5e8, 32 << 20  # calls up to here run whole
-_LEAST = 128                                # of a sliced dimension of a product
+_MIN = 128                                # of a sliced dimension of a product
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default)
@@ -50,7 +50,7 @@ def _product(target, args):
         return ((a[:n], b[:n]), lots / n) if n < lots else None
     inner = a.shape[-1]
     whole = max(rows, columns, inner)
-    n = max(_LEAST, int(whole * _WHOLE_FLOPS / flops))
+    n = max(_MIN, int(whole * _WHOLE_FLOPS / flops))
     if n >= whole:
         return None
     if whole == inner:

@@ -29,11 +29,11 @@ _BOUND_BYTES = 4 << 20   # of scratch above twice the part's
 
 class Price:
     """The price of one call: bytes that it needs at most, sizes of its results' storages, time."""
-    __slots__ = ("most_bytes", "sizes", "ns", "hidden", "is_part", "is_bound", "elements")
+    __slots__ = ("max_bytes", "sizes", "ns", "hidden", "is_part", "is_bound", "elements")
 
     def __init__(self):
         self.hidden, self.is_part = [], False  # is_part: a part of the call was run (parts.py)
-        self.is_bound = False                  # most_bytes is a bound, not exact
+        self.is_bound = False                  # max_bytes is a bound, not exact
         self.elements = None                   # of an update: (those of the part that was run, all)
 
 
@@ -108,7 +108,7 @@ class Pricer:
         new = {values.storage(v): n for v, n in zip(op.outputs, price.sizes)}
         for k in op.writes:
             values.storages[k]["bytes"] = new[k]
-        op.scratch_bytes = max(0, price.most_bytes - sum(new[k] for k in op.writes))
+        op.scratch_bytes = max(0, price.max_bytes - sum(new[k] for k in op.writes))
         for position in price.hidden:
             k = values.storage(values.value(position_node(op.node, position)))
             if k not in op.updates:
@@ -121,10 +121,10 @@ class Pricer:
     def _run_all(self, values, wanted, device):
         self._run_some(values, wanted, device, device.type == "cpu")
         with_scratch = {key: op for key, op in wanted.items() if self.table[key].is_part
-                        and self.table[key].most_bytes > self.table[key].sizes[0]}
+                        and self.table[key].max_bytes > self.table[key].sizes[0]}
         for key in [key for key in with_scratch if self.table[key].ns > _LONG_NS]:
             price, _ = self.table[key], with_scratch.pop(key)
-            price.most_bytes, price.is_bound = 2 * price.most_bytes - price.sizes[0] + _BOUND_BYTES, True
+            price.max_bytes, price.is_bound = 2 * price.max_bytes - price.sizes[0] + _BOUND_BYTES, True
         if with_scratch:
             self._run_some(values, with_scratch, device, False)
 
@@ -133,12 +133,12 @@ class Pricer:
         wanted = {self._key(values, op): op for op in ops}
         self._run_some(values, wanted, device, False)
         found = [self.table[self._key(values, op)] for op in ops]
-        return [max(0, price.most_bytes - sum(price.sizes)) for price in found]
+        return [max(0, price.max_bytes - sum(price.sizes)) for price in found]
 
     def settle(self, values, op, scratch_bytes):
         """Take the exact scratch of a call, for equal calls of this graph and of later ones."""
         price = self.table[self._key(values, op)]
-        price.most_bytes, price.is_bound = price.sizes[0] + scratch_bytes, False
+        price.max_bytes, price.is_bound = price.sizes[0] + scratch_bytes, False
         for other in values.ops:
             if other.is_bound and self.table[self._key(values, other)] is price:
                 other.scratch_bytes, other.is_bound, other.is_watched = scratch_bytes, False, False
@@ -178,15 +178,15 @@ class Pricer:
             raise CannotCapture(f"the allocator's events have {len(cuts)} of {self.n_marks} marks", "pricing")
         for key, price, mark in spans:
             most, left = peak_of(sizes[cuts[mark] + 2:cuts[mark + 1]])
-            price.most_bytes = most - left + price.sizes[0] if price.is_part else most
+            price.max_bytes = most - left + price.sizes[0] if price.is_part else most
             if price.elements:
                 each, rest = divmod(most, price.elements[0])
-                price.most_bytes = each * price.elements[1] + rest
+                price.max_bytes = each * price.elements[1] + rest
             self.table[key] = price
 
     def _run(self, values, op, device, in_part):
         """Return (price, its last run's mark). Some ops refuse made-up operands: they get fresh ones, ones, zeros."""
-        most = kernels.most_scratch_value(op.node)
+        most = kernels.max_scratch_value(op.node)
         for fill in (None, None, 1, 0) if most is None else (most,):
             self.arena.fill = fill
             try:

@@ -19,7 +19,7 @@ from ..values import MAY_END, flat_args
 
 
 FINAL = "R.is_updated = True"  # after this a step cannot begin again
-_KEPT_MOST = 16 << 20 # bytes of given storages that a step may write before it may end, such as running statistics
+_KEPT_MAX = 16 << 20 # bytes of given storages that a step may write before it may end, such as running statistics
 
 
 class Room:
@@ -203,7 +203,7 @@ class Generator:
         new = [k for k in op.updates if self.values.storages[k]["is_given"] and k not in self.kept]
         n_bytes = sum(self.values.storages[k]["bytes"] for k in self.kept.union(new))
         is_update = op.node.target in (optimizers.UPDATE, optimizers.UPDATE_ALL)
-        if at > self.last_end or is_update or n_bytes > _KEPT_MOST:
+        if at > self.last_end or is_update or n_bytes > _KEPT_MAX:
             self.lines.append(FINAL)
             return
         self.lines += [f"R.keep({self._held(k)})" for k in new]

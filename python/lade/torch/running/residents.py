@@ -11,7 +11,7 @@ import weakref
 from ... import graph as g
 from ...errors import Error
 
-_LEAST_BYTES, _LEAST_SHARE = 1024, 1 / 16384  # smaller ones stay: a copy costs more than they weigh
+_MIN_BYTES, _MIN_SHARE = 1024, 1 / 16384  # smaller ones stay: a copy costs more than they weigh
 
 
 def assign(values, names, limits, kinds, staying):
@@ -19,7 +19,7 @@ def assign(values, names, limits, kinds, staying):
     # the rest of the host is for values that wait during a step
     left = {g.HOST: limits.host_bytes // 2 if limits.store_bytes else limits.host_bytes * 3 // 4,
             g.STORE: limits.store_bytes * 3 // 4}
-    least = max(_LEAST_BYTES, sum(s["bytes"] for s in values.storages if s["is_given"]) * _LEAST_SHARE)
+    least = max(_MIN_BYTES, sum(s["bytes"] for s in values.storages if s["is_given"]) * _MIN_SHARE)
     for k, storage in enumerate(values.storages):
         storage["tier"] = g.DEVICE
         if not storage["is_given"] or names[k].split(" ")[0] not in kinds or storage["bytes"] < least or k in staying:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from ...errors import CannotCapture
 from . import numbers
 
-_ANSWERS_MOST = 1024  # of one capture: a model of a hundred layers asks a few times in each
+_ANSWERS_MAX = 1024  # of one capture: a model of a hundred layers asks a few times in each
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
 _LIBRARY.define("branch(Tensor flag, bool wanted, int index) -> ()")
 _LIBRARY.impl("branch", lambda *_args: None, "CompositeExplicitAutograd")
@@ -213,8 +213,8 @@ class Branches(TorchFunctionMode):
 
     def _new(self):
         """Return the number of one more question."""
-        if len(self.answers) == _ANSWERS_MOST:
-            raise CannotCapture(f"the step branches on more than {_ANSWERS_MOST} computed values, as a loop does that a value "
+        if len(self.answers) == _ANSWERS_MAX:
+            raise CannotCapture(f"the step branches on more than {_ANSWERS_MAX} computed values, as a loop does that a value "
                                 "ends; give the loop a number of turns", "value of a tensor")
         self.lines.append(self.line_of())
         return len(self.answers)

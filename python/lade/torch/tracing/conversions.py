@@ -20,8 +20,8 @@ from .reads import is_users
 
 _NAME = "__lade_float__"
 _IS_TOLD = sys.version_info >= (3, 11)  # the lowest bit of LOAD_GLOBAL's argument stands for a call
-_INDEX_MOST = 127  # of a name in one byte, beside the flag
-_VISITED_MOST = 10_000
+_INDEX_MAX = 127  # of a name in one byte, beside the flag
+_VISITED_MAX = 10_000
 
 
 def as_float(*args):
@@ -48,7 +48,7 @@ def replaced(code):
     if not calls and not has_inner:
         return code
     raw, names = bytearray(code.co_code), code.co_names
-    if calls and index <= _INDEX_MOST:
+    if calls and index <= _INDEX_MAX:
         names += _NAME,
         for offset in calls:
             raw[offset + 1] = index << 1 | 1
@@ -58,7 +58,7 @@ def replaced(code):
 def _functions(fn):
     """Yield the user's functions that a step reaches: itself, those in closures, and those of their modules with their classes."""
     queue, met = [fn, type(fn)], set()
-    while queue and len(met) < _VISITED_MOST:
+    while queue and len(met) < _VISITED_MAX:
         thing = queue.pop()
         if id(thing) in met:
             continue

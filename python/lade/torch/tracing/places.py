@@ -26,8 +26,8 @@ from .numbers import ComputedNumber
 MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
 _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multiprocessing", "weakref", "importlib",
             "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
-ENTRIES_MOST = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
-_VISITED_MOST = 200_000  # containers
+ENTRIES_MAX = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
+_VISITED_MAX = 200_000  # containers
 LISTS = (list, collections.deque)
 _SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
@@ -155,7 +155,7 @@ class Places:
         self._queue = [("", fn)] + [(type(module).__name__, module) for _, module in modules]
         self._queue += [(type(one).__name__, one) for one in arguments if not isinstance(one, (*_PLAIN, *_SKIPPED))]
         self._start()
-        while self._queue and len(self.met) < _VISITED_MOST:
+        while self._queue and len(self.met) < _VISITED_MAX:
             name, thing = self._queue.pop()
             if id(thing) not in self.met:
                 self.met.add(id(thing))
@@ -178,7 +178,7 @@ class Places:
         elif isinstance(thing, (dict, *LISTS)):
             self._hold(name, thing)
         elif isinstance(thing, tuple):
-            self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MOST])]
+            self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MAX])]
         elif isinstance(thing, functools.partial):
             self._queue += [(name, part) for part in (thing.func, *thing.args, *thing.keywords.values())]
         elif isinstance(thing, types.MethodType):
@@ -224,7 +224,7 @@ class Places:
 
     def _hold(self, name, container, wanted=None):
         is_dict = isinstance(container, dict)
-        if len(container) > ENTRIES_MOST:
+        if len(container) > ENTRIES_MAX:
             self.held[id(container)] = name, container, len(container)
             return
         before = self.held.get(id(container), (None, None, {} if is_dict else []))[2]

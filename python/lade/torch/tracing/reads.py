@@ -16,7 +16,7 @@ import types
 import torch
 
 from .. import forms
-from .places import ENTRIES_MOST, LISTS as _LISTS, MODULE_FIELDS, Place, Places, entry_of, is_foreign
+from .places import ENTRIES_MAX, LISTS as _LISTS, MODULE_FIELDS, Place, Places, entry_of, is_foreign
 
 _PACKAGES = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "")
 _STDLIB = os.path.join(os.path.dirname(os.__file__), "")
@@ -185,7 +185,7 @@ class Reads(Places):
         if isinstance(container, dict) and name.endswith("."):
             self._attributes(name, container)
             return
-        values = {} if len(container) > ENTRIES_MOST else dict(container if isinstance(container, dict) else enumerate(container))
+        values = {} if len(container) > ENTRIES_MAX else dict(container if isinstance(container, dict) else enumerate(container))
         self._add(_Entries(name, container, values, None))
 
     def _attributes(self, name, own, names=None):
@@ -283,7 +283,7 @@ def _shape(container):
     if isinstance(container, types.CellType):
         return None
     table = _table(container)
-    return frozenset(table) if not isinstance(table, _LISTS) and len(table) <= ENTRIES_MOST else len(table)
+    return frozenset(table) if not isinstance(table, _LISTS) and len(table) <= ENTRIES_MAX else len(table)
 
 
 def _is_of(container, shape):

@@ -24,7 +24,7 @@ def _spans(mask, module, shape, share, length, least):
     return torch.from_numpy(function(tuple(shape), share, length, mask, least)).clone()  # in memory of torch's allocator
 
 
-def _described(_mask, _module, shape, _share, _length, _least):
+def _described(_mask, _module, shape, _share, _length, _min):
     return torch.empty(shape, dtype=torch.bool, device="cpu")
 
 

@@ -30,9 +30,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ...errors import CannotCapture
 
-_FOLLOWED_MOST = 1 << 16  # elements of a followed constant
-_FLAG_MOST = 16           # elements in the memory of a followed tensor that outlives the step
-_ARGUMENT_MOST = 1 << 22  # elements of a followed argument, and of results that it decides
+_FOLLOWED_MAX = 1 << 16  # elements of a followed constant
+_FLAG_MAX = 16           # elements in the memory of a followed tensor that outlives the step
+_ARGUMENT_MAX = 1 << 22  # elements of a followed argument, and of results that it decides
 _ASKED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 _SCALAR, _ASSERT = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._assert_async.msg
 _ANY = torch.ops.aten.any.default
@@ -57,7 +57,7 @@ _UNIQUE = torch.ops.aten._unique2.default
 _CLONE, _PACK = torch.ops.aten.clone.default, torch.ops.aten._pack_padded_sequence.default
 _INDEXING = _INDEX, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default, \
     torch.ops.aten._index_put_impl_.default
-_VALUES_MOST, _LIST_MOST = 128, 1024  # elements of a computed mask, and of a list, whose values are asked for
+_VALUES_MAX, _LIST_MAX = 128, 1024  # elements of a computed mask, and of a list, whose values are asked for
 _CTC = torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor
 # Ops whose results no value of an operand decides, but its shape.
 _LIKE = (torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default, torch.ops.aten.full_like.default,
@@ -221,7 +221,7 @@ class Watch(TorchDispatchMode):
         """Follow the arguments of the step; @fakes stand for @leaves in the capture."""
         for i, (leaf, fake) in enumerate(zip(leaves, fakes)):
             if isinstance(leaf, torch.Tensor) and type(leaf) is torch.Tensor and not leaf.requires_grad \
-                    and leaf.numel() <= _ARGUMENT_MOST and leaf.layout is torch.strided and not leaf.is_meta:
+                    and leaf.numel() <= _ARGUMENT_MAX and leaf.layout is torch.strided and not leaf.is_meta:
                 self.known[id(fake)] = fake, leaf, _Ref(i)
                 self.outer.add(leaf.untyped_storage()._cdata)
 
@@ -234,7 +234,7 @@ class Watch(TorchDispatchMode):
         if type(real) is not torch.Tensor or real.requires_grad or real.layout is not torch.strided or real.is_meta:
             return
         memory = real.untyped_storage()  # a whole one, so that all views that may write it are followed
-        if memory.nbytes() <= _FLAG_MOST * real.element_size() and memory._cdata not in self.changed:
+        if memory.nbytes() <= _FLAG_MAX * real.element_size() and memory._cdata not in self.changed:
             self.known.setdefault(id(tensor), (tensor, real, ref))
             self.outer.add(memory._cdata)
 
@@ -253,7 +253,7 @@ class Watch(TorchDispatchMode):
         for t in tensors:
             if not isinstance(t, FakeTensor) and func not in _LIFTS and id(t) not in self.written:
                 self._flag(t, t, _Outside(t, self.looked_up.get(id(t))))
-        if func is _NONZERO and args[0].dim() == 1 and args[0].numel() <= _VALUES_MOST:
+        if func is _NONZERO and args[0].dim() == 1 and args[0].numel() <= _VALUES_MAX:
             self.learn(args[0])
         reals = self._reals(func, tensors)
         if func in _ASKED and reals is not None:
@@ -408,7 +408,7 @@ class Watch(TorchDispatchMode):
     def learn(self, tensor):
         """Ask for the values of a computed tensor of numbers or flags, if they are not known, and follow it from then on."""
         if not isinstance(tensor, FakeTensor) or id(tensor) in self.known or tensor.is_floating_point() \
-                or tensor.is_complex() or tensor.numel() > _LIST_MOST:
+                or tensor.is_complex() or tensor.numel() > _LIST_MAX:
             return
         values = self.branches.ask(tensor, False)
         if values is not None:
@@ -484,7 +484,7 @@ class Watch(TorchDispatchMode):
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         self.made += map(weakref.ref, made)
         is_argued, is_mutable = any(self._ref(t) for t in tensors), func._schema.is_mutable
-        most = _ARGUMENT_MOST if is_argued else _FOLLOWED_MOST
+        most = _ARGUMENT_MAX if is_argued else _FOLLOWED_MAX
         is_small = all(t.numel() <= most for t in made) and made
         if reals is None or not is_small or not all(isinstance(t, FakeTensor) for t in made) \
                 or is_argued and is_mutable and not self._is_own(func, args, kwargs):

@@ -12,12 +12,12 @@
 
 #define CANDIDATES 48 /* values that a descent by chance compares for one release */
 #define SAVE_SHARE 512      /* a search looks for its best after one move in so many values */
-#define WINDOW_LEAST 4      /* ops at least to each side of the window's first one, and more by chance */
+#define WINDOW_MIN 4      /* ops at least to each side of the window's first one, and more by chance */
 #define WINDOW_MORE 40
 #define WINDOW_VALUES 512
 #define WINDOW_MOVES 1000
 #define WINDOW_PRICE_STEP 1.3
-#define WINDOWS_LEAST 20    /* windows without a gain that end a round, and more for longer graphs */
+#define WINDOWS_MIN 20    /* windows without a gain that end a round, and more for longer graphs */
 #define WINDOWS_PER_OPS 2
 #define PRICE_MOVES 50      /* between two changes of the price */
 #define MOVE_WORK 140      /* edges in turns that a usual move evaluates at most; more count as more moves */
@@ -95,8 +95,8 @@ static void descent_hold(struct remat_state *search, int turn)
 static bool descent_step(struct remat_state *search)
 {
   struct remat_schedule *schedule = &search->schedule;
-  int64_t most;
-  const int turn = turn_bytes_peak(&schedule->bytes, &most);
+  int64_t max;
+  const int turn = turn_bytes_peak(&schedule->bytes, &max);
   const int64_t work = schedule->work;
   double best = INFINITY;
   int pick = -1;
@@ -132,7 +132,7 @@ int remat_search_descend(struct remat_state *search, bool is_drawn)
                                                 .effort = params->descent_effort};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
     descent_params.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
-  while (is_drawn && search->problem->n_ops <= SHORT_OPS_MOST && !params->links && !search->is_over &&
+  while (is_drawn && search->problem->n_ops <= SHORT_OPS_MAX && !params->links && !search->is_over &&
          remat_over(&search->schedule) > 0 && search->n_moves < params->fit_moves && descent_step(search))
     ;
   if (search->schedule.status)
@@ -209,7 +209,7 @@ static void window_draw(struct remat_state *search, int32_t *window)
   search->n_window = 0;
   for (int part = 1 + remat_random_below(search, 2); part > 0; part--) {
     const int center = remat_random_below(search, problem->n_ops);
-    const int reach = WINDOW_LEAST + remat_random_below(search, WINDOW_MORE);
+    const int reach = WINDOW_MIN + remat_random_below(search, WINDOW_MORE);
     for (int op = LADE_MAX(center - reach, 0); op < LADE_MIN(center + reach, problem->n_ops); op++) {
       const struct remat_op *o = &problem->ops[op];
       for (int i = 0; i < o->n_in + o->n_out; i++) {
@@ -260,7 +260,7 @@ static int window_anneal(struct remat_state *search)
 /* Improve the schedule, which fits, window by window, until nothing is gained for some time. */
 int remat_windows_anneal(struct remat_state *search)
 {
-  const int patience = WINDOWS_LEAST + search->problem->n_ops / WINDOW_MORE * WINDOWS_PER_OPS;
+  const int patience = WINDOWS_MIN + search->problem->n_ops / WINDOW_MORE * WINDOWS_PER_OPS;
   int status = 0;
   for (int idle = 0; idle < patience && !status && !search->is_over && search->n_moves < search->params->n_moves;) {
     const double before_ns = remat_cost_get(search);

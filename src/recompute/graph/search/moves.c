@@ -26,7 +26,7 @@
 
 #define EXCHANGE_RELEASES 6 /* of one exchange */
 #define EXCHANGES_PER_UNJUDGED 3
-#define SEGMENT_MOST 8      /* ops whose values a move releases together */
+#define SEGMENT_MAX 8      /* ops whose values a move releases together */
 #define SEGMENT_VALUES 21   /* of them at most */
 #define SEGMENT_SKIP_BITS 3 /* one value of eight is made again later */
 #define HELD_TRIES 128
@@ -81,7 +81,7 @@ double remat_energy_get(struct remat_state *search)
  * Return the time of redos at which a change that may raise the energy by @rise_ns, with a detour of @n_ops, is given
  * up. With tiers a redo may cost nothing, in a wait.
  */
-static int64_t detour_most(const struct remat_state *search, double rise_ns, int n_ops)
+static int64_t detour_max(const struct remat_state *search, double rise_ns, int n_ops)
 {
   const struct remat_schedule *schedule = &search->schedule;
   if (search->params->links)
@@ -136,9 +136,9 @@ int remat_held_draw(struct remat_state *search, int boundary)
  */
 static int full_turn_draw(struct remat_state *search)
 {
-  int64_t most;
+  int64_t max;
   if (remat_over(&search->schedule) > 0 && remat_random_below(search, 2))
-    return turn_bytes_peak(&search->schedule.bytes, &most);
+    return turn_bytes_peak(&search->schedule.bytes, &max);
   if (search->window) {
     const int value = value_draw(search), first = remat_first_boundary(search->problem, value);
     const struct remat_value *v = &search->problem->values[value];
@@ -175,7 +175,7 @@ static bool redo_draw(struct remat_state *search, int *ret_turn, int *ret_value)
 static bool move_release(struct remat_state *search)
 {
   int turn = full_turn_draw(search), value = remat_held_draw(search, turn);
-  search->schedule.redo_most_ns = LADE_MIN(search->schedule.redo_most_ns, detour_most(search, search->rise_most, 1));
+  search->schedule.redo_max_ns = LADE_MIN(search->schedule.redo_max_ns, detour_max(search, search->rise_max, 1));
   return value >= 0 && remat_release_around(&search->schedule, value, turn);
 }
 
@@ -278,7 +278,7 @@ static bool move_segment(struct remat_state *search)
     return false;
   if (remat_is_given(search->problem, value))
     return remat_release_around(&search->schedule, value, turn);
-  return segment_release(search, turn, value, 1 + remat_random_below(search, SEGMENT_MOST));
+  return segment_release(search, turn, value, 1 + remat_random_below(search, SEGMENT_MAX));
 }
 
 /* Hold @value, if @turn makes it again, from the turn before that touches it, but let nothing follow yet. */
@@ -328,23 +328,23 @@ static double energy_untimed(const struct remat_state *search)
 static void exchange_release(struct remat_state *search, double start, bool is_judged)
 {
   struct remat_schedule *schedule = &search->schedule;
-  int64_t most;
-  const int turn = turn_bytes_peak(&schedule->bytes, &most), value = remat_held_draw(search, turn);
+  int64_t max;
+  const int turn = turn_bytes_peak(&schedule->bytes, &max), value = remat_held_draw(search, turn);
   if (value < 0)
     return;
   const int next = remat_touch_from(schedule, value, turn), mark = remat_mark(schedule);
-  const double before = energy_untimed(search), rise_most = rise_draw(search) + LADE_MAX(start - before, 0);
-  const int64_t redo_most_ns = schedule->redo_most_ns;
+  const double before = energy_untimed(search), rise_max = rise_draw(search) + LADE_MAX(start - before, 0);
+  const int64_t redo_max_ns = schedule->redo_max_ns;
   const int kind = remat_random_below(search, 4);
   bool is_chain = kind < 2, is_replaced = kind == 2;
   if (is_judged)
-    schedule->redo_most_ns = LADE_MIN(redo_most_ns, detour_most(search, rise_most, is_chain ? DETOUR_OPS : 1));
+    schedule->redo_max_ns = LADE_MIN(redo_max_ns, detour_max(search, rise_max, is_chain ? DETOUR_OPS : 1));
   bool is_made = is_replaced ? remat_replace_around(schedule, value, turn, remat_random_next(search))
                              : remat_release_around(schedule, value, turn);
   if (is_made && remat_is_sound(search) && is_chain)
     remat_row_hold(schedule, next, remat_random_next(search));
-  schedule->redo_most_ns = redo_most_ns;
-  bool is_kept = remat_is_sound(search) && (!is_judged || energy_untimed(search) <= before + rise_most);
+  schedule->redo_max_ns = redo_max_ns;
+  bool is_kept = remat_is_sound(search) && (!is_judged || energy_untimed(search) <= before + rise_max);
   if (!schedule->status && !is_kept)
     remat_rollback_to(schedule, mark);
 }
@@ -358,8 +358,8 @@ static bool move_exchange(struct remat_state *search)
     return false;
   for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++) {
     exchange_release(search, start, is_judged);
-    const double least = energy_untimed(search) - search->price * remat_over(&search->schedule); /* if it fitted */
-    if (is_judged && least > start + search->rise_most)
+    const double min = energy_untimed(search) - search->price * remat_over(&search->schedule); /* if it fitted */
+    if (is_judged && min > start + search->rise_max)
       return false; /* further releases only take more time */
   }
   return true;
@@ -459,13 +459,13 @@ int remat_move_try(struct remat_state *search)
   const double before = remat_energy_get(search), timed_ns = search->timed_ns;
   const int64_t state = search->schedule.state;
   const int mark = remat_mark(&search->schedule);
-  const double rise_most = search->rise_most = rise_draw(search);
-  search->schedule.redo_most_ns = detour_most(search, rise_most, DETOUR_OPS);
+  const double rise_max = search->rise_max = rise_draw(search);
+  search->schedule.redo_max_ns = detour_max(search, rise_max, DETOUR_OPS);
   bool is_made = move_make(search);
-  search->schedule.redo_most_ns = INT64_MAX;
+  search->schedule.redo_max_ns = INT64_MAX;
   if (search->schedule.status)
     return search->schedule.status;
-  if (!is_made || !remat_is_sound(search) || remat_energy_get(search) - before > rise_most) {
+  if (!is_made || !remat_is_sound(search) || remat_energy_get(search) - before > rise_max) {
     remat_rollback_to(&search->schedule, mark);
     search->schedule.state = search->timed_state = state; /* it is the schedule before the move again */
     search->timed_ns = timed_ns;

@@ -20,8 +20,8 @@
 
 #include "recompute/graph/search/search_state.h"
 
-#define WINDOW_OPS_LEAST 4  /* ops or boundaries of the shortest window */
-#define WINDOW_SHARE_MOST 2 /* a window has at most one op in so many */
+#define WINDOW_OPS_MIN 4  /* ops or boundaries of the shortest window */
+#define WINDOW_SHARE_MAX 2 /* a window has at most one op in so many */
 
 /* Ops or boundaries from .. to, both included. */
 struct recombine_window {
@@ -32,9 +32,9 @@ struct recombine_window {
 /* Draw a window whose length has a logarithm of even chance. */
 static struct recombine_window window_draw(struct remat_state *search)
 {
-  const int n_ops = search->problem->n_ops, most = LADE_MAX(n_ops / WINDOW_SHARE_MOST, WINDOW_OPS_LEAST);
-  const double growth = pow((double)most / WINDOW_OPS_LEAST, remat_random_unit(search));
-  const int length = (int)(WINDOW_OPS_LEAST * growth);
+  const int n_ops = search->problem->n_ops, max = LADE_MAX(n_ops / WINDOW_SHARE_MAX, WINDOW_OPS_MIN);
+  const double growth = pow((double)max / WINDOW_OPS_MIN, remat_random_unit(search));
+  const int length = (int)(WINDOW_OPS_MIN * growth);
   const int from = remat_random_below(search, LADE_MAX(n_ops - length, 0) + 1);
   return (struct recombine_window){from, from + length - 1, remat_random_below(search, 2)};
 }

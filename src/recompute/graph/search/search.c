@@ -12,10 +12,10 @@
  * temperature near the time of a typical op, and afterwards windows: the values born near one or two ops, for a
  * thousand moves each, kept if the result fits and is no slower. Windows keep their pace on long graphs. A round ends
  * when many windows in a row gained nothing; the next one begins from the best schedule. In a graph of up to
- * SHORT_OPS_MOST ops the second round begins from the schedule that holds least. A descent from the schedule that holds
+ * SHORT_OPS_MAX ops the second round begins from the schedule that holds least. A descent from the schedule that holds
  * everything may end where no single move improves it.
  *
- * In a graph of up to SHORT_OPS_MOST ops without other tiers, rounds have no windows. They end with the first schedule
+ * In a graph of up to SHORT_OPS_MAX ops without other tiers, rounds have no windows. They end with the first schedule
  * within the limit, or after ROUNDS_WITHOUT_FIT of them. Parallel tempering (temper.c) follows, because rounds from the
  * best schedule keep its structure and end where they began.
  *
@@ -32,10 +32,10 @@
 #include "recompute/graph/search/search_state.h"
 
 #define ROUND_MOVES 100    /* of the first round for each op, within the two limits */
-#define ROUND_MOVES_LEAST 4000
-#define ROUND_MOVES_MOST 20000
+#define ROUND_MOVES_MIN 4000
+#define ROUND_MOVES_MAX 20000
 #define ROUND_GROWTH 2.0    /* after two rounds of one length */
-#define ANNEAL_OPS_MOST 5000 /* in longer graphs ROUND_MOVES_MOST moves over the whole do harm; windows alone help */
+#define ANNEAL_OPS_MAX 5000 /* in longer graphs ROUND_MOVES_MAX moves over the whole do harm; windows alone help */
 #define FRESH_ROUNDS 5
 #define ROUNDS_WITHOUT_FIT 2 /* after which tempering looks for the first schedule within the limit */
 #define HOPE 0.002 /* part of the step by which a fresh schedule may be slower than the best for windows to go on */
@@ -52,7 +52,7 @@
  */
 static int round_begin(struct remat_state *search, int round)
 {
-  bool has_fit = search->best_ns < INT64_MAX, is_short = search->problem->n_ops <= SHORT_OPS_MOST;
+  bool has_fit = search->best_ns < INT64_MAX, is_short = search->problem->n_ops <= SHORT_OPS_MAX;
   bool is_fresh = round % FRESH_ROUNDS == FRESH_ROUNDS - 1 && has_fit && is_short;
   bool is_released = is_short && !search->params->is_offload && round & 1 && (round == 1 || !has_fit || is_fresh);
   if (is_released) {
@@ -122,23 +122,23 @@ static double typical_ns(const struct remat_problem *problem)
 /* Return the largest time of an op that may run again, at least 1. */
 static double largest_ns(const struct remat_problem *problem)
 {
-  double most = 1;
+  double max = 1;
   for (int op = 0; op < problem->n_ops; op++)
-    most = problem->ops[op].redo_until >= 0 ? LADE_MAX(most, (double)problem->ops[op].ns) : most;
-  return most;
+    max = problem->ops[op].redo_until >= 0 ? LADE_MAX(max, (double)problem->ops[op].ns) : max;
+  return max;
 }
 
 /* True if tempering takes over after the first rounds. */
 static bool is_tempered(const struct remat_state *search)
 {
-  return search->problem->n_ops <= SHORT_OPS_MOST && !search->params->links;
+  return search->problem->n_ops <= SHORT_OPS_MAX && !search->params->links;
 }
 
 static int search_run(struct remat_state *search)
 {
   const double typical = search->typical_ns;
-  double moves = (double)LADE_MIN(LADE_MAX((int64_t)search->problem->n_ops * ROUND_MOVES, ROUND_MOVES_LEAST),
-                                  ROUND_MOVES_MOST);
+  double moves = (double)LADE_MIN(LADE_MAX((int64_t)search->problem->n_ops * ROUND_MOVES, ROUND_MOVES_MIN),
+                                  ROUND_MOVES_MAX);
   int status = remat_search_descend(search, true);
   if (!status && search->params->tries_chain && !search->is_over)
     status = chain_search(search);
@@ -153,7 +153,7 @@ static int search_run(struct remat_state *search)
     bool is_fresh = round >= 2 && fits && round % FRESH_ROUNDS == FRESH_ROUNDS - 1;
     const double hot = typical * (round < 2 || !fits || is_fresh ? 1 : pow(10, -2 * remat_random_unit(search)));
     bool is_fit = remat_over(&search->schedule) == 0;
-    if (!status && !(is_fit && search->problem->n_ops > ANNEAL_OPS_MOST))
+    if (!status && !(is_fit && search->problem->n_ops > ANNEAL_OPS_MAX))
       status = remat_anneal(search, LADE_MIN((int64_t)moves, left), hot, hot / 500);
     if (!status && fits && !search->is_over) /* the annealing may end a little above the limit */
       status = remat_search_descend(search, false);

@@ -6,7 +6,7 @@
 #include "recompute/graph/list_time.h"
 #include "recompute/graph/schedule.h"
 
-#define SHORT_OPS_MOST 2000 /* where nothing is held, redos are the square of the ops */
+#define SHORT_OPS_MAX 2000 /* where nothing is held, redos are the square of the ops */
 
 struct remat_search_params {
   const struct remat_problem *problem;

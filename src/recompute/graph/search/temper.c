@@ -36,7 +36,7 @@
 #define HOTTEST_FIRST 3.0 /* temperatures, of the time of a typical op */
 #define HOTTEST_LAST 0.1
 #define COLDEST 0.03      /* where schedules only refine */
-#define HOT_MOVES_LEAST 400000 /* a search of fewer moves begins at the time of a typical op: it needs them all there */
+#define HOT_MOVES_MIN 400000 /* a search of fewer moves begins at the time of a typical op: it needs them all there */
 #define SWEEP_MOVES 50    /* moves of each schedule between two exchanges, and between two changes of its price */
 #define RECOMBINATIONS 2  /* between two exchanges; with more the replicas become alike, and seeds differ by more */
 #define POLISH_MOVES 400  /* for each op, between two looks for a new best */
@@ -92,7 +92,7 @@ static int replica_begin(struct remat_state *search, struct replica *replica, in
 /* Set the temperatures to those at @part, 0 to 1, of the search. */
 static void temperatures_set(const struct remat_state *search, struct replica *replicas, double part)
 {
-  const double first = search->params->n_moves >= HOT_MOVES_LEAST ? HOTTEST_FIRST : 1;
+  const double first = search->params->n_moves >= HOT_MOVES_MIN ? HOTTEST_FIRST : 1;
   const double hottest = first * pow(HOTTEST_LAST / first, part);
   for (int i = 0; i < REPLICAS; i++)
     replicas[i].temperature = search->typical_ns * hottest * pow(COLDEST / hottest, (double)i / (REPLICAS - 1));
@@ -183,7 +183,7 @@ static int polish(struct remat_state *search, struct replica *coldest)
 }
 
 /* Return the moves after which the search ends. */
-static int64_t moves_most(const struct remat_state *search)
+static int64_t moves_max(const struct remat_state *search)
 {
   return search->best_ns < INT64_MAX ? search->params->n_moves : search->params->fit_moves;
 }
@@ -194,7 +194,7 @@ static double passed_part(const struct tempering *tempering)
   const struct remat_state *search = tempering->search;
   const int64_t end_ns = search->best_ns < INT64_MAX ? search->params->deadline_ns : search->params->fit_deadline_ns;
   const double moves = (double)(search->n_moves - tempering->begin_moves) /
-                       (double)LADE_MAX(moves_most(search) - tempering->begin_moves, 1);
+                       (double)LADE_MAX(moves_max(search) - tempering->begin_moves, 1);
   const double time = end_ns == INT64_MAX ? 0 : (double)(lade_now_ns() - tempering->begin_ns) /
                                                     (double)LADE_MAX(end_ns - tempering->begin_ns, 1);
   return LADE_MIN(LADE_MAX(moves, time), 1);
@@ -208,7 +208,7 @@ static int replicas_run(struct tempering *tempering)
   const int64_t last_moves = (int64_t)((double)search->params->n_moves * POLISH_SHARE);
   int64_t polished_ns = search->best_ns, next_moves = search->n_moves + between;
   int status = 0;
-  for (int k = 0; !status && !search->is_over && search->n_moves < moves_most(search); k ^= 1) {
+  for (int k = 0; !status && !search->is_over && search->n_moves < moves_max(search); k ^= 1) {
     temperatures_set(search, replicas, passed_part(tempering));
     for (int i = 0; i < REPLICAS && !status && !search->is_over; i++)
       status = sweep(search, &replicas[i]);
