@@ -12,9 +12,9 @@ import warnings
 import weakref
 from unittest import mock
 
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
-
 from fixture import *  # noqa: F403
+
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(4, 12, 16, generator=GENERATOR)
