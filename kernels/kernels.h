@@ -125,8 +125,8 @@ enum lade_matmul_layout {
 struct lade_k_tree {
   int n_leaves; /* a power of two up to LADE_LEAVES_MAX; 0: k is one leaf, and the other fields are ignored */
   int n_spans;
-  int64_t span[LADE_SPANS_MAX]; /* their lengths; k in all */
-  int64_t part[LADE_SPANS_MAX]; /* part[s] * n_leaves >= span[s] > part[s] * (n_leaves - 1) */
+  int64_t span[LADE_SPANS_MAX];  /* their lengths; k in all */
+  int64_t part[LADE_SPANS_MAX];  /* part[s] * n_leaves >= span[s] > part[s] * (n_leaves - 1) */
 };
 
 /* c[m,n] = op(a) op(b) (+ bias[n], not with accumulate). a, b, bias: D. c: out. */

@@ -155,7 +155,7 @@ struct lade_plan_report {
   uint64_t peak_bytes[LADE_N_SPACES];    /* larger of training and evaluation; the device's in whole chunks */
   uint64_t owner_bytes[LADE_N_SPACES][LADE_OWNERS_MAX]; /* the ledger, by owner; sums to peak_bytes */
   int64_t step_ns;                       /* predicted time of a training step */
-  int64_t queue_ns[LADE_QUEUES_MAX];    /* predicted busy time of each queue in it */
+  int64_t queue_ns[LADE_QUEUES_MAX];     /* predicted busy time of each queue in it */
   int64_t n_instructions;                /* instructions of the training program */
   uint64_t store_read_bytes, store_written_bytes; /* moved by a training step */
 };

@@ -113,7 +113,7 @@ struct lade_step_measures {
   uint64_t moved_bytes;
   int n_ops, n_redone;                /* calls of the op function, redos included; redos */
   int64_t wall_ns;                    /* of the run */
-  int64_t busy_ns[LADE_QUEUES_MAX];  /* by queue */
+  int64_t busy_ns[LADE_QUEUES_MAX];   /* by queue */
 };
 
 typedef struct lade_stepper lade_stepper;

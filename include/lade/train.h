@@ -123,8 +123,8 @@ struct lade_trainer_report {
   bool is_skipped;       /* FP16: a gradient overflowed at this loss scale, so no parameter was updated */
   double loss_scale;     /* 1 except for FP16 */
   int64_t wall_ns;       /* simulated on a dry device */
-  int64_t queue_ns[LADE_QUEUES_MAX]; /* busy time of each queue; lade_queue_name */
-  int64_t stall_ns[LADE_QUEUES_MAX]; /* idle time of computing by the queue that caused it; its own: launches */
+  int64_t queue_ns[LADE_QUEUES_MAX];  /* busy time of each queue; lade_queue_name */
+  int64_t stall_ns[LADE_QUEUES_MAX];  /* idle time of computing by the queue that caused it; its own: launches */
 };
 
 /*

@@ -150,7 +150,7 @@ struct lade_cuda_row_sums {
  */
 #define LADE_CUDA_ATTENTION_THREADS 128
 #define LADE_CUDA_ATTENTION_TILE 32
-#define LADE_CUDA_ATTENTION_MAX_DIM 256 /* of a head: sums wait in registers */
+#define LADE_CUDA_ATTENTION_MAX_DIM 256  /* of a head: sums wait in registers */
 #define LADE_CUDA_ATTENTION_FWD_ROWS 16  /* of a block of threads */
 #define LADE_CUDA_ATTENTION_BWD_ROWS 8
 #define LADE_CUDA_DELTA_LANES 8 /* threads of a row of delta: 16 bytes each of a head of 64 */

@@ -19,8 +19,8 @@
 #include "base/base.h"
 #include "lade/pack.h"
 
-#define LADE_TRACE_BYTES_MAX ((uint64_t)1 << 60)      /* of all blocks together */
-#define LADE_TRACE_FILE_BYTES_MAX ((size_t)1 << 30)   /* so numbers of blocks and events fit an int */
+#define LADE_TRACE_BYTES_MAX ((uint64_t)1 << 60)       /* of all blocks together */
+#define LADE_TRACE_FILE_BYTES_MAX ((size_t)1 << 30)    /* so numbers of blocks and events fit an int */
 #define LADE_TRACE_TIME_MAX ((uint64_t)1 << 62)
 #define LADE_TRACE_OPEN UINT64_MAX                     /* upper of a block that is never freed */
 

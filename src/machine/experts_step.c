@@ -28,12 +28,12 @@
 #define NAME_BYTES 64    /* of an op or a value */
 #define NODE_IN 5        /* most inputs of a node */
 #define NODE_OUT 3       /* most outputs of a node */
-#define OPERANDS_MAX 24 /* of one list of an op */
+#define OPERANDS_MAX 24  /* of one list of an op */
 #define TILE_ROWS 64     /* rows of a tile of a grouped product */
 #define LOSS_ROWS 1024 /* of logits at once, in FP32 */
 #define INDEX_BYTES 8  /* of a token's expert: its number and its weight */
 #define OPS_PER_LAYER 80  /* more than any layer has in one microbatch */
-#define BYTES_MAX 0x1p59 /* half of the bytes that a graph may have */
+#define BYTES_MAX 0x1p59  /* half of the bytes that a graph may have */
 
 struct step_value {
   int storage, grad; /* grad -1: none yet */

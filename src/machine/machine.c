@@ -39,8 +39,8 @@ struct field {
 };
 
 #define AT(member) offsetof(struct lade_machine, member)
-#define MIN_RATE 1e3    /* per second: a smaller one is likely in another unit */
-#define MAX_RATE 1e18    /* per second: the same */
+#define MIN_RATE 1e3      /* per second: a smaller one is likely in another unit */
+#define MAX_RATE 1e18     /* per second: the same */
 #define PIECE_ALIGN 65536 /* requests are whole granules of the store */
 
 static const struct field fields[] = {

@@ -20,7 +20,7 @@
 
 #define MARGIN 1.1          /* a challenger must be this many times as fast */
 #define N_TURNS 2           /* in which a challenger must be faster again */
-#define DRAIN_MAX_NS 3e8   /* time in which a drive must finish a setting's bytes in flight */
+#define DRAIN_MAX_NS 3e8    /* time in which a drive must finish a setting's bytes in flight */
 #define N_TRIES 3           /* other sizes, and other numbers, than the default ones */
 
 #define KIB(n) ((uint64_t)(n) << 10)

@@ -77,7 +77,7 @@ typedef struct lade_comm lade_comm;
 #define LADE_COMM_STOPPED_MS 5000 /* a rank stopped for longer is an error */
 #define LADE_COMM_TIMEOUT_MS 300000          /* the default: a slower rank declares itself busy */
 #define LADE_COMM_STAGING_BYTES (1ull << 20) /* the default */
-#define LADE_COMM_LIST_MAX 64               /* items of a list; bounds its space in shared memory */
+#define LADE_COMM_LIST_MAX 64                /* items of a list; bounds its space in shared memory */
 
 enum lade_comm_engine {
   LADE_COMM_AUTO, /* self in a world of one, else MPI */

@@ -17,8 +17,8 @@
 #define AT(field) .offset = offsetof(struct options, field)
 #define SECTION(title) {.type = OPTION_SECTION, .verbs = ~0u, .help = title}
 
-#define SHAPE_MAX 1e9 /* below 2^31, so that sizes and token numbers fit 32 bits */
-#define BATCH_MAX 1e6 /* rows: products with any sequence stay far below 2^63 */
+#define SHAPE_MAX 1e9  /* below 2^31, so that sizes and token numbers fit 32 bits */
+#define BATCH_MAX 1e6  /* rows: products with any sequence stay far below 2^63 */
 #define MICRO_BATCH_MAX INT16_MAX /* rows of a microbatch are counted in 16 bits */
 
 #define HELP_COLUMN 29   /* column where the text of --help begins */
@@ -298,7 +298,7 @@ const struct option option_table[] = {
     {OPTION_FLAG, "explain", NULL, VERB_PLAN, AT(has_explain), .help = "say in sentences why the layout is as it is"},
     {OPTION_REAL, "noise-scale", "TOKENS", VERB_PLAN, AT(noise_scale_tokens), .unset = "unknown", .min = 1,
      .max = 1e15, .help = "gradient noise scale of the training, for --explain: the batch beyond which tokens are "
-             "wasted"},
+            "wasted"},
     {OPTION_CHOICE, "export", "megatron|deepspeed|torchtitan|torchtitan-py|fsdp2|lade", VERB_PLAN,
      AT(export_format),
      .choices = export_choices, .unset = "none",

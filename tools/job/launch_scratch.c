@@ -33,8 +33,8 @@
 #include "base/base.h"
 
 #define NAME "lade-launch."
-#define TRIES_MAX 8  /* of making a directory while other launches remove it */
-#define DEPTH_MAX 16 /* levels of nested directories; Open MPI uses four */
+#define TRIES_MAX 8   /* of making a directory while other launches remove it */
+#define DEPTH_MAX 16  /* levels of nested directories; Open MPI uses four */
 
 /* Variables by which Open MPI finds its default places, and options that set other ones. */
 static const struct {

@@ -13,7 +13,7 @@ struct memory_columns {
   uint64_t *live_bytes;     /* the largest value in each column */
   int *fullest;             /* the first event after which that many are live */
   uint64_t *reserved_bytes; /* by reserved line, then by column */
-  uint64_t max_bytes;      /* largest value drawn */
+  uint64_t max_bytes;       /* largest value drawn */
 };
 
 /* Fill at most @n_max columns with @plot's lines. The caller finishes them. -ENOMEM. */

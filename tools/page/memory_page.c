@@ -23,15 +23,15 @@
 #include "tools/report/report.h"
 #include "tools/report/xml_text.h"
 
-#define HOLDERS_MAX 20 /* lines of a table of holders */
-#define GROUPS_MAX 9   /* call sites with an area of their own */
+#define HOLDERS_MAX 20  /* lines of a table of holders */
+#define GROUPS_MAX 9    /* call sites with an area of their own */
 
 enum { COLUMNS = 960, HEIGHT = 400, ROW_HEIGHT = 40, LEFT = 90, TOP = 20, FOOT = 40, TICKS = 5 };
 
 static const char *const line_colors[] = {"#c0392b", "#2471a3", "#b9770e", "#7d3c98", "#1e8449", "#5d6d7e"};
 static const char *const group_colors[GROUPS_MAX + 2] = {"#4e79a7", "#f28e2b", "#59a14f", "#76b7b2",
-                                                          "#edc948", "#b07aa1", "#9c755f", "#d37295",
-                                                          "#e15759", "#bab0ac", "#a9cce3"};
+                                                         "#edc948", "#b07aa1", "#9c755f", "#d37295",
+                                                         "#e15759", "#bab0ac", "#a9cce3"};
 enum { GROUP_OTHERS = GROUPS_MAX, GROUP_UNKNOWN = GROUPS_MAX + 1, N_GROUPS };
 
 struct trace_page {

@@ -30,7 +30,7 @@ struct cluster_plan {
   int n_stages_proved;
   struct lade_stage_program stages[LADE_LAYOUT_SIZES_MAX];
   struct lade_dry_stage dry[LADE_LAYOUT_SIZES_MAX];
-  int ranks[LADE_LAYOUT_SIZES_MAX]; /* the first rank of each proved stage */
+  int ranks[LADE_LAYOUT_SIZES_MAX];  /* the first rank of each proved stage */
   int fullest;                       /* index of the proved stage with the largest peak */
   int64_t n_instrs_measured;         /* of programs that were built to find their bytes */
   uint64_t measured_bytes;           /* of the device: the most that one of these takes */

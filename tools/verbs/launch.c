@@ -63,8 +63,8 @@
 #include "tools/job/subprocess.h"
 
 #define RANKS_MAX 4096 /* on one machine */
-#define RESTARTS_MAX 1000000 /* practically without a bound */
-#define ARGUMENTS_MAX 32     /* of mpirun, before the command */
+#define RESTARTS_MAX 1000000  /* practically without a bound */
+#define ARGUMENTS_MAX 32      /* of mpirun, before the command */
 #define POLL_MS 20 /* between two checks if mpirun has ended or a step has begun */
 #define LOOK_NS 1000000000 /* between two looks at processes, each of which reads all of /proc */
 #define GRACE_S 10 /* time for mpirun to end; it kills ranks after 2 s */

@@ -24,11 +24,11 @@
 #include "base/base.h"
 #include "tools/report/report.h"
 
-#define LIMIT_MIN_NS INT64_C(1000000000)  /* for trials, however short the plan took */
+#define LIMIT_MIN_NS INT64_C(1000000000)    /* for trials, however short the plan took */
 #define LIMIT_UNFIT_NS INT64_C(5000000000)  /* for trials of a plan that does not fit */
-#define LIMIT_MAX_NS INT64_C(10000000000)  /* of a plan that still gets advice */
-#define TRIALS_MAX 24                      /* more than the changes below */
-#define TP_MAX 8      /* ranks of a tensor parallel group that share fast links */
+#define LIMIT_MAX_NS INT64_C(10000000000)   /* of a plan that still gets advice */
+#define TRIALS_MAX 24                       /* more than the changes below */
+#define TP_MAX 8       /* ranks of a tensor parallel group that share fast links */
 #define FASTER 0.98    /* a change is worth a line if its step takes at most this part of the plan's */
 #define SLOW 1.5       /* more devices are worth a line from this slowdown on */
 #define SMALLER 0.95   /* a change is worth a line if its smallest budget is at most this part of the plan's */

@@ -10,7 +10,7 @@
 
 #include "tools/verbs/plan_ranks.h"
 
-#define ADVICE_MAX 3          /* lines of a screen */
+#define ADVICE_MAX 3           /* lines of a screen */
 #define ADVICE_CHANGE_BYTES 80 /* of the words of a change */
 
 struct advice_item {

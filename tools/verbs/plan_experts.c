@@ -21,7 +21,7 @@
 
 #define HEADING_BYTES 512       /* lines before the figures */
 #define MOVES_OF_A_LAYER 600000 /* moves of the search, divided by the number of layers */
-#define MOVES_MIN 1000        /* moves of the search of any number of layers */
+#define MOVES_MIN 1000          /* moves of the search of any number of layers */
 #define SEQ_MAX 1024 /* the default of --seq, as for other models */
 
 struct experts_planning {

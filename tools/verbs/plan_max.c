@@ -24,7 +24,7 @@
 struct max_search {
   struct options *options;
   struct lade_session_params params; /* of the trials */
-  int64_t max;                      /* the largest that the model allows, or that is tried */
+  int64_t max;                       /* the largest that the model allows, or that is tried */
   struct lade_error error;           /* of the last trial that did not fit */
   uint64_t budget_bytes;
   struct progress progress;
@@ -119,8 +119,8 @@ static int machine_describe(struct max_search *search, char *path)
   lade_session_get_info(session, &info);
   struct lade_machine machine = info.cost->machine;
   search->max = search->options->max == MAX_SEQ           ? info.model.context
-                 : search->options->max == MAX_MICRO_BATCH ? INT16_MAX
-                                                           : LAYERS_MAX;
+                : search->options->max == MAX_MICRO_BATCH ? INT16_MAX
+                                                          : LAYERS_MAX;
   lade_session_close(session);
   if (search->options->session.machine)
     return 0;

@@ -28,7 +28,7 @@
 
 #define GROUPS_SHOWN 4     /* of an axis, in text */
 #define MEMBERS_SHOWN 16   /* of a group */
-#define LISTED_MAX 4096   /* ranks, in JSON; above it sizes and strides describe the groups */
+#define LISTED_MAX 4096    /* ranks, in JSON; above it sizes and strides describe the groups */
 
 static int ranks_per_stage(const struct ranks_plan *ranks)
 {

@@ -27,7 +27,7 @@
 #include "tools/report/report.h"
 
 #define TRIALS_MAX 512 /* runs of one sweep */
-#define SIZES_MAX 8  /* of one list */
+#define SIZES_MAX 8 /* of one list */
 #define LABEL_BYTES 64
 
 /* The sizes of a layout, in the order of options' sweep_sizes. */

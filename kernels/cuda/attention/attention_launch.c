@@ -13,8 +13,8 @@
 #include "kernels/cuda/launch_internal.h"
 
 #define MAX_SHARED_BYTES (99u << 10) /* of a block on the GPU with the least, compute capability 8.6 */
-#define MAX_GRID_Y 65535 /* and z */
-#define MIN_ROWS 64     /* of a block with tensor cores */
+#define MAX_GRID_Y 65535  /* and z */
+#define MIN_ROWS 64       /* of a block with tensor cores */
 #define MAX_SHARED_BYTES_90 (227u << 10)
 
 bool lade_cuda_attention_has(enum lade_cuda_attention attention, enum lade_dtype dtype, int64_t head_dim)
@@ -32,7 +32,7 @@ bool lade_cuda_attention_has_form(const struct lade_score_form *form)
 struct lade_attention_max lade_cuda_attention_max(void)
 {
   return (struct lade_attention_max){.head_dim = LADE_CUDA_ATTENTION_MAX_DIM, .seq_len = MAX_GRID_Y * MIN_ROWS,
-                                      .batch = MAX_GRID_Y};
+                                     .batch = MAX_GRID_Y};
 }
 
 /* The cut of a kernel: each block of threads has n_rows rows of one of n_heads heads. */

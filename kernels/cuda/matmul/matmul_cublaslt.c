@@ -42,7 +42,7 @@
 
 #define ALIGN_BYTES 16u                            /* the widest load of a thread */
 #define WORKSPACE_ALIGN_BYTES 256u                 /* cuBLAS's requirement for a workspace */
-#define MAX_WORKSPACE_BYTES (UINT64_C(32) << 20)  /* cuBLAS's recommendation for sm_90; other GPUs take less */
+#define MAX_WORKSPACE_BYTES (UINT64_C(32) << 20)   /* cuBLAS's recommendation for sm_90; other GPUs take less */
 #define N_CHOICES 8
 #define GELU_ROW_ELEMENTS 8                        /* the library's requirement for rows of GELU's x */
 

@@ -135,7 +135,7 @@ static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtyp
   return (struct lade_cuda_launch){
       .grid = {(unsigned)lade_cuda_row_blocks(n_rows)},
       .n_threads = row_threads_max(lade_cuda_row_packs(dtype, d), n_each ? n_each : LADE_CUDA_ROW_PACKS,
-                                    lade_cuda_norm_bwd_threads(d, pack)),
+                                   lade_cuda_norm_bwd_threads(d, pack)),
       .args = args,
       .shared_bytes = shared_floats(lade_cuda_norm_bwd_floats(d, pack, n_outputs))};
 }

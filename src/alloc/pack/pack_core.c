@@ -20,7 +20,7 @@
 
 #include "alloc/pack/pack_internal.h"
 
-#define ITEMS_MIN 400   /* smaller problems need no core: the other methods handle the whole */
+#define ITEMS_MIN 400     /* smaller problems need no core: the other methods handle the whole */
 #define CORE_PART 0.6     /* of all items: a larger core is given up */
 #define DUST_PART 0x1p-12 /* of the bound: most bytes live at once of the items left out */
 #define ITEMS_GOOD 400    /* of a core, at first */

@@ -23,7 +23,7 @@ struct pack_problem {
   uint32_t *length;      /* in the times of the caller */
   bool has_mixed_align;  /* some item has a larger alignment than the smallest */
   bool has_padding;      /* some size was rounded up */
-  uint64_t align_min;  /* of any item */
+  uint64_t align_min;    /* of any item */
   uint64_t granule;      /* divides every rounded size and fixed offset */
   uint64_t lower_bound;  /* of the true peak; the exact search may raise it */
 };
@@ -83,7 +83,7 @@ struct lade_packer {
   uint64_t *best;        /* offsets of the incumbent */
   uint64_t *offsets;     /* of the current pass */
   int n_tried;           /* orders of first fit that were placed to the end */
-  int n_orders_min;    /* orders that are placed even if the effort is spent */
+  int n_orders_min;      /* orders that are placed even if the effort is spent */
   struct pack_attempts attempts;
   struct pack_numbers choices, slot_items;
   struct pack_trail trail;
@@ -97,7 +97,7 @@ struct pack_groups {
   int32_t *names;     /* by merged item: the caller's item, or the first of a group's */
   int32_t *targets;   /* by caller's item: the merged item that contains it */
   uint64_t *within;   /* by caller's item: its distance from the start of its merged item */
-  uint64_t min_end; /* end of the longest run at its lowest start */
+  uint64_t min_end;   /* end of the longest run at its lowest start */
   bool is_exact;      /* a bound for the merged items holds for the caller's */
 };
 

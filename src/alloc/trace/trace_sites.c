@@ -21,9 +21,9 @@
 #include "alloc/trace/trace_internal.h"
 
 #define SITE_BYTES 96
-#define SITES_MAX 4096   /* later ones count as unknown */
+#define SITES_MAX 4096    /* later ones count as unknown */
 #define N_SLOTS 8192      /* a power of two, twice SITES_MAX */
-#define FRAMES_MAX 256   /* of a block */
+#define FRAMES_MAX 256    /* of a block */
 
 /* Site numbers by the hash of their text; 0: an empty slot. */
 struct site_index {

@@ -255,8 +255,8 @@ static int device_choose(struct torch *torch, int root)
   if (code != -ENOENT)
     return code;
   return max ? 0 : lade_error_set(torch->error, -EBADMSG, "%s: the snapshot has no history; call "
-                                   "torch.cuda.memory._record_memory_history() before what is to be recorded",
-                                   torch->name);
+                                  "torch.cuda.memory._record_memory_history() before what is to be recorded",
+                                  torch->name);
 }
 
 /* ---- blocks older than the history ---- */

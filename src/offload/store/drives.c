@@ -31,7 +31,7 @@
 #define SLOW_RATIO 8
 #define SLOW_WINDOWS 3
 #define WINDOW_PIECES 64         /* per drive, on average */
-#define WINDOW_PIECES_MIN 4    /* least pieces of a drive before it is compared */
+#define WINDOW_PIECES_MIN 4      /* least pieces of a drive before it is compared */
 
 static int n_active(const struct lade_store *store)
 {

@@ -29,7 +29,7 @@
 #include "parallel/comm/comm_node_internal.h"
 
 #define LOOK_GAP_MAX_NS (1000 * INT64_C(1000000)) /* a longer interval between checks means that this process did
-                                                      not run */
+                                                     not run */
 
 bool comm_member_is_dead(const struct comm_group *group, int member)
 {

@@ -24,10 +24,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGES_MAX 200     /* the time grows with their cube */
-#define STAGES_MIN 3      /* a shorter chain leaves nothing to choose */
-#define PARTS_MAX 1000     /* of the limit, in which bytes are counted */
-#define WORK_MAX 400000000 /* steps of the innermost loop */
+#define STAGES_MAX 200      /* the time grows with their cube */
+#define STAGES_MIN 3        /* a shorter chain leaves nothing to choose */
+#define PARTS_MAX 1000      /* of the limit, in which bytes are counted */
+#define WORK_MAX 400000000  /* steps of the innermost loop */
 
 struct chain_stage {
   int first_op, last_op;

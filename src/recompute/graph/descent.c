@@ -27,16 +27,16 @@
 #include <stdlib.h>
 
 #define DEARER 1.05       /* a candidate that is dearer by more than this than the next one has to wait */
-#define RETURNS_MAX 8    /* of one candidate into the heap */
-#define ROUNDS_MAX 8     /* passes over all candidates */
+#define RETURNS_MAX 8     /* of one candidate into the heap */
+#define ROUNDS_MAX 8      /* passes over all candidates */
 #define IDLE_SHARE 0.02   /* of its time that a transfer costs on a link with time left */
-#define ROW_MAX 256      /* redos of a turn whose values are held */
+#define ROW_MAX 256       /* redos of a turn whose values are held */
 #define SKIP_SHIFT 61     /* one value of eight is left out by chance */
-#define REMADE_MAX 8     /* values that one replacement makes again */
+#define REMADE_MAX 8      /* values that one replacement makes again */
 #define REMADE_SHIFT 62   /* one input of four is made again, instead of held */
 #define CLOCK_TRIES 32    /* between two looks at the clock */
-#define WORK_MAX 220     /* edges in evaluated turns, for each op and value: near the floor rows are long */
-#define WORK_MIN 4500000    /* the same, of a short graph: a tenth of a second */
+#define WORK_MAX 220      /* edges in evaluated turns, for each op and value: near the floor rows are long */
+#define WORK_MIN 4500000  /* the same, of a short graph: a tenth of a second */
 
 /* A range of boundaries in which a value may be released. */
 struct candidate {
@@ -55,7 +55,7 @@ struct descent {
   int32_t *over_before;              /* by turn: turns before it that are above the limit, as the round begins */
   double in_ns[LADE_N_SPACES], out_ns[LADE_N_SPACES]; /* time of all transfers of each link */
   int64_t n_tries;
-  int64_t work_max; /* of the schedule */
+  int64_t work_max;  /* of the schedule */
   bool is_over;      /* the time or the work has ended */
 };
 

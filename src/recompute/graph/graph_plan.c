@@ -48,7 +48,7 @@ struct graph_planning {
   struct lade_error *error;
   struct remat_problem problem;
   struct lade_graph_plan_info info;
-  struct remat_choices min;   /* of the smallest peak found */
+  struct remat_choices min;     /* of the smallest peak found */
   struct remat_choices nearest; /* the first found within the budget; while there is none, the smallest */
   struct remat_choices choices; /* of the plan */
   struct remat_list list;

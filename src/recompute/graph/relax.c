@@ -28,12 +28,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUNDS_MAX 300          /* of an ascent, in a graph of few gaps */
-#define GAP_ROUNDS_MAX 20000000 /* gaps times rounds, of one weight */
+#define ROUNDS_MAX 300           /* of an ascent, in a graph of few gaps */
+#define GAP_ROUNDS_MAX 20000000  /* gaps times rounds, of one weight */
 #define ROUNDS_MIN 20
 #define IDLE_ROUNDS 10           /* rounds without a better bound that halve the step */
-#define DEPTH_MAX 6             /* of inputs of inputs */
-#define OPS_MAX 64              /* inputs looked at for one gap */
+#define DEPTH_MAX 6              /* of inputs of inputs */
+#define OPS_MAX 64               /* inputs looked at for one gap */
 
 /* Turns first .. last, in which @value may be absent. */
 struct relax_gap {

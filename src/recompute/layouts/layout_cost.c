@@ -544,7 +544,7 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
  * the first moment alone.
  */
 static double min_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                          const struct lade_layout *layout, enum lade_tier state_tier, int i, double *ret_first)
+                        const struct lade_layout *layout, enum lade_tier state_tier, int i, double *ret_first)
 {
   const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
@@ -568,7 +568,7 @@ static double min_bytes(const struct lade_layout_job *job, const struct lade_lay
 
 /* Return a lower bound of the host bytes of size @i: its optimizer state. Copies of values may come back early. */
 static double min_host_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                               const struct lade_layout *layout, enum lade_tier state_tier, int i)
+                             const struct lade_layout *layout, enum lade_tier state_tier, int i)
 {
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master};
@@ -595,7 +595,7 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
     cost->min_bytes = LADE_MAX(cost->min_bytes, (uint64_t)min);
     cost->min_host_bytes = LADE_MAX(cost->min_host_bytes, (uint64_t)min_host);
     cost->min_sum_bytes = LADE_MAX(cost->min_sum_bytes,
-                                     (uint64_t)(first + min_host + core->sizes[i].min_away_bytes));
+                                   (uint64_t)(first + min_host + core->sizes[i].min_away_bytes));
     cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)
       continue;

@@ -33,7 +33,7 @@
 #include "base/base.h"
 #include "recompute/layout_cost.h"
 
-#define MICRO_BATCH_MAX 64   /* a larger one only fills more memory: products are at their full rate long before */
+#define MICRO_BATCH_MAX 64    /* a larger one only fills more memory: products are at their full rate long before */
 #define SLACK 0.94            /* part of an estimated peak that must fit: a proof, which decides, may find 6 % less */
 #define N_SCHEDULES_SEARCHED 3
 #define SHARD_FEW 64

@@ -37,7 +37,7 @@
 
 #define REPEAT_MAX 12 /* limit of recompute time, as a multiple of the compute of a step that keeps everything */
 #define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */
-#define REFUSALS_MAX 32 /* changes undone for lack of room, after which no more is moved to that tier */
+#define REFUSALS_MAX 32  /* changes undone for lack of room, after which no more is moved to that tier */
 #define PASSAGE_VALUES 8 /* widest values in transit through the host at once */
 
 /* Choices before a change: tiers of a parameter and its state, or the policy of a gap. */

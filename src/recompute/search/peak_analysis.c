@@ -191,7 +191,7 @@ static int64_t transfer_hidden_ns(const struct peak_analysis *s, const struct la
  * backward half wait for less.
  */
 static int64_t min_ns(const struct peak_analysis *s, const struct lade_program *program,
-                        const struct lade_queue_times *queue_times)
+                      const struct lade_queue_times *queue_times)
 {
   double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, comm_ns[LADE_N_QUEUES] = {0}, longest_ns = 0, busiest_ns;
   struct lade_queue_times min = *queue_times;

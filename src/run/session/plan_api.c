@@ -19,7 +19,7 @@
 #include "run/session/api_internal.h"
 
 #define THREADS_MAX 1024 /* a larger number is an error in the caller's arithmetic */
-#define LINK_RATE_MIN 1000  /* as in the description of a machine */
+#define LINK_RATE_MIN 1000 /* as in the description of a machine */
 #define LINK_LATENCY_NS_MAX 1000000000000ull /* as in the description of a machine */
 
 void lade_run_params_init(struct lade_run_params *ret_run, size_t struct_size)

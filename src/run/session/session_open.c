@@ -20,7 +20,7 @@
 #include "run/session/session_internal.h"
 
 #define CHUNK_BYTES (UINT64_C(2) << 20)
-#define PROBE_FLOPS_MAX 2e13     /* of a microbatch on the host, whose ops are measured */
+#define PROBE_FLOPS_MAX 2e13 /* of a microbatch on the host, whose ops are measured */
 #define DEFAULT_SEQ_LEN 1024
 #define BATCH_MAX 1000000
 

@@ -41,8 +41,8 @@ EXPORT cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsig
                                   cuda_stream stream, void **params, void **extra);
 
 #define PLAIN_SHARED_BYTES (48u << 10) /* the limit of a function that has not requested more */
-#define MAX_SHARED_BYTES (227 << 10)  /* the limit of a block on a device of 9.0 */
-#define MAX_THREADS LADE_CUDA_THREADS /* the limit of all kernels (kernel.h) */
+#define MAX_SHARED_BYTES (227 << 10)   /* the limit of a block on a device of 9.0 */
+#define MAX_THREADS LADE_CUDA_THREADS  /* the limit of all kernels (kernel.h) */
 #define MODULE_MAX_FUNCTIONS 256
 
 struct CUfunc_st {

@@ -31,9 +31,9 @@
 
 #define GROUP 128 /* threads */
 #define MAX_THREADS 1024
-#define MAX_IN_FLIGHT 64 /* products of a thread */
-#define MAX_SUMS 4       /* arrays of sums per thread */
-#define MAX_LEFTS 16     /* register operands per thread */
+#define MAX_IN_FLIGHT 64  /* products of a thread */
+#define MAX_SUMS 4        /* arrays of sums per thread */
+#define MAX_LEFTS 16      /* register operands per thread */
 #define MAX_N 128
 #define M 64
 #define K 16
@@ -53,7 +53,7 @@ struct chunk {
 struct product {
   struct cuda_on_cpu_product form; /* of the first thread; c and a are each thread's own */
   float a[M][K];
-  float b[4][K][MAX_N / 4];       /* by the lane of four that reads it: its columns in order */
+  float b[4][K][MAX_N / 4]; /* by the lane of four that reads it: its columns in order */
   struct chunk chunks[M * K * 2 / CHUNK + MAX_N * K * 2 / CHUNK];
   int n_chunks;
 };
@@ -70,8 +70,8 @@ struct sums {
   float *c;
   int n;                     /* elements: half the columns */
   int n_under_way;           /* products */
-  float value[MAX_N / 2];   /* during a product */
-  float fenced[MAX_N / 2];  /* as of the last fence */
+  float value[MAX_N / 2];    /* during a product */
+  float fenced[MAX_N / 2];   /* as of the last fence */
 };
 
 /* Registers of operand a that the thread has used. */
@@ -91,7 +91,7 @@ static struct thread {
   int n_lefts;
   struct sums *sums_of[MAX_IN_FLIGHT]; /* by product */
   const uint32_t *left_of[MAX_IN_FLIGHT];
-  uint32_t left[MAX_IN_FLIGHT][LEFT];  /* contents at issue */
+  uint32_t left[MAX_IN_FLIGHT][LEFT];   /* contents at issue */
   uint64_t published;                   /* time of the last publication */
 } threads[MAX_THREADS];
 

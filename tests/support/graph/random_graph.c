@@ -17,7 +17,7 @@ struct graph_drawer {
   const struct random_graph_params *params;
   lade_graph *graph;
   struct random_draw draw;
-  uint64_t bytes[STORAGES_MAX]; /* by storage */
+  uint64_t bytes[STORAGES_MAX];  /* by storage */
   int n_given;                   /* given storages, which come first */
   int forward[STORAGES_MAX], n_forward; /* storages that the forward pass made */
 };

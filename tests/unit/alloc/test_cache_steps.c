@@ -30,7 +30,7 @@ struct play {
   enum trace_kind kind;
   uint64_t seed;
   int n_steps, n_rounds;
-  double max_waste;  /* in all rounds; in the first at most 1 % */
+  double max_waste;   /* in all rounds; in the first at most 1 % */
   double limit_waste; /* margin of the limit over the live peak; 0: no limit */
 };
 

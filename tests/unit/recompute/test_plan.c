@@ -372,7 +372,7 @@ static void walks_end_whatever_is_fixed(void **state)
  * fixed.
  */
 static uint64_t min_pinned(enum lade_family family, int zero, enum lade_recipe recipe,
-                             const struct lade_change *overrides, int n_overrides)
+                           const struct lade_change *overrides, int n_overrides)
 {
   struct desk desk;
   struct lade_layout layout;
@@ -452,7 +452,7 @@ struct state_bytes {
   uint64_t layer;       /* the same of layers alone */
   uint64_t tensor;      /* the largest parameter's, with a microbatch's gradient and this rank's block of the sum */
   uint64_t tied;        /* a microbatch's gradients of all parts of the token table, and two parts' working copies */
-  uint64_t max;        /* of the program: the largest total at any instruction */
+  uint64_t max;         /* of the program: the largest total at any instruction */
 };
 
 static void state_forms_count(const struct lade_model_graph *graph, const struct lade_layout *layout,

@@ -24,7 +24,7 @@
 struct study {
   const char *model, *machine;
   int64_t batch;
-  uint64_t budgets[N_BUDGETS_MAX]; /* bytes; 0: the smallest budget, and the end */
+  uint64_t budgets[N_BUDGETS_MAX];  /* bytes; 0: the smallest budget, and the end */
   enum lade_op_kind kind;           /* the op that becomes cheaper; LADE_N_OP_KINDS: each of the forward half in turn */
 };
 

@@ -112,8 +112,8 @@ struct search_result {
   struct cluster_plan *plans;    /* [0] without any that fits: the misfit that needs least */
   int n_plans;
   LADE_ARRAY(struct lade_layout_found) misfits; /* whose proofs found more than the budgets */
-  uint64_t min_bytes;          /* of the device, among misfits that were built; UINT64_MAX: none was */
-  int i_min;                   /* the misfit that needs them */
+  uint64_t min_bytes;            /* of the device, among misfits that were built; UINT64_MAX: none was */
+  int i_min;                     /* the misfit that needs them */
   int64_t n_instrs;              /* of the programs that were built, in the part that runs */
   int64_t n_unproved;            /* layouts that may be faster than the plans: their proofs may find that they fit */
   double unproved_ns;            /* none of these takes less time */

@@ -12,12 +12,12 @@
 
 #define CANDIDATES 48 /* values that a descent by chance compares for one release */
 #define SAVE_SHARE 512      /* a search looks for its best after one move in so many values */
-#define WINDOW_MIN 4      /* ops at least to each side of the window's first one, and more by chance */
+#define WINDOW_MIN 4        /* ops at least to each side of the window's first one, and more by chance */
 #define WINDOW_MORE 40
 #define WINDOW_VALUES 512
 #define WINDOW_MOVES 1000
 #define WINDOW_PRICE_STEP 1.3
-#define WINDOWS_MIN 20    /* windows without a gain that end a round, and more for longer graphs */
+#define WINDOWS_MIN 20 /* windows without a gain that end a round, and more for longer graphs */
 #define WINDOWS_PER_OPS 2
 #define PRICE_MOVES 50      /* between two changes of the price */
 #define MOVE_WORK 140      /* edges in turns that a usual move evaluates at most; more count as more moves */

@@ -26,7 +26,7 @@
 
 #define EXCHANGE_RELEASES 6 /* of one exchange */
 #define EXCHANGES_PER_UNJUDGED 3
-#define SEGMENT_MAX 8      /* ops whose values a move releases together */
+#define SEGMENT_MAX 8       /* ops whose values a move releases together */
 #define SEGMENT_VALUES 21   /* of them at most */
 #define SEGMENT_SKIP_BITS 3 /* one value of eight is made again later */
 #define HELD_TRIES 128

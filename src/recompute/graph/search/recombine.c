@@ -20,8 +20,8 @@
 
 #include "recompute/graph/search/search_state.h"
 
-#define WINDOW_OPS_MIN 4  /* ops or boundaries of the shortest window */
-#define WINDOW_SHARE_MAX 2 /* a window has at most one op in so many */
+#define WINDOW_OPS_MIN 4    /* ops or boundaries of the shortest window */
+#define WINDOW_SHARE_MAX 2  /* a window has at most one op in so many */
 
 /* Ops or boundaries from .. to, both included. */
 struct recombine_window {

@@ -16,7 +16,7 @@ struct remat_state {
   double best_over;           /* least excess so far, while nothing fits */
   double price;               /* of a byte above the limit in one turn, in ns */
   double temperature;         /* in ns */
-  double rise_max;           /* of the energy, with which the move under way is kept */
+  double rise_max;            /* of the energy, with which the move under way is kept */
   const double *prices;       /* of schedules (schedule.h); NULL: none */
   double guidance;            /* part of the priced bytes that counts in the energy */
   double typical_ns;          /* mean time of ops that may run again, at least 1 */
