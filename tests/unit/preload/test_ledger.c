@@ -54,7 +54,8 @@ static uint64_t free_bytes(struct ledger_fixture *fixture)
 
 static void budgets_are_sizes_or_parts_of_a_device(void **state)
 {
-  static const char *const wrong[] = {"x", "0", "-1", "0%", "100.1%", "%", "nan%", "-1%", "5%%", "5%device", " "};
+  static const char *const wrong[] = {"x", "0", "-1", "0%", "100.1%", "%", "nan%", "-1%", "5%%", "5%device", " ",
+                                      "0x10%", " 60%", "0x10%dev"};
   struct lade_ledger_budget budget = {.bytes = 7};
   struct lade_error error = {0};
   for (size_t i = 0; i < LADE_COUNT(wrong); i++) {
