@@ -97,6 +97,7 @@ refused("train", "-x", words=["x"])
 refused("train", "stray", words=["stray"])
 refused("train", "--budgets", "min", words=["--budgets", "--budget"])
 refused("sweep", "--data", "x", "--budgets", "100%,,min", words=["budget"])
+refused("sweep", "--data", "x", "--budgets", "100%, ,min", words=["budget"])
 refused("plan", "--model", "nano", "--machine", "h100-80g", "--batch", "8192", "--micro-batch", "1",
         words=["--batch 8192 makes 8192 microbatches", "a program takes 8191"])
 refused("plan", "--budget", "0%", words=["0%", "above 0"])

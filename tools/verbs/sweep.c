@@ -128,6 +128,7 @@ static int trials_list(struct budget_sweep *sweep)
     return -ENOMEM;
   char *rest = sweep->list;
   for (char *word; (word = strsep(&rest, ",")) && !status;) {
+    word += strspn(word, " "); /* as before numbers of the other lists, which strtol skips */
     status = budget_parse(word, &budget, &sweep->error);
     if (!status)
       status = layouts_add(sweep, word);
