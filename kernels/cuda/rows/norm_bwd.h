@@ -179,6 +179,9 @@ template <int THREADS> struct turn_packs {
 static_assert(2 * sizeof(struct turn_packs<LADE_CUDA_THREADS>) ==
                   LADE_CUDA_NORM_BWD_FLOATS(LADE_CUDA_THREADS) * sizeof(float),
               "the launch has two turns");
+static_assert(2 * sizeof(struct turn_packs<LADE_CUDA_NORM_BWD_THREADS>) ==
+                  LADE_CUDA_NORM_BWD_FLOATS(LADE_CUDA_NORM_BWD_THREADS) * sizeof(float),
+              "and so has that of the largest block");
 
 /* This thread's place: its number, the element of its first pack in a turn's first row, and the rows from there. */
 struct turn_place {

@@ -7,6 +7,8 @@
 
 #include "kernels/cuda/launch_internal.h"
 
+#define MAX_SHARED_BYTES (99u << 10) /* of a block on the GPU with the least, compute capability 8.6 */
+
 static unsigned columns(int64_t d)
 {
   return (unsigned)lade_div_up(d, LADE_CUDA_THREADS);
@@ -25,6 +27,7 @@ static unsigned row_threads(int64_t n_packs, int n_each)
 
 static unsigned shared_floats(int64_t n)
 {
+  LADE_ASSERT((size_t)n * sizeof(float) <= MAX_SHARED_BYTES);
   return (unsigned)((size_t)n * sizeof(float));
 }
 
@@ -124,6 +127,7 @@ static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   launch.grid[0] = (unsigned)lade_div_up(a->n, lade_cuda_norm_fwd_rows(a->n));
   if (a->d % (16 / (int64_t)lade_dtype_bytes(a->dtype)) == 0)
     launch.shared_bytes += 2 * LADE_CUDA_ROW_PACKS * launch.n_threads * 16; /* two rows of packs of 16 bytes */
+  LADE_ASSERT(launch.shared_bytes <= MAX_SHARED_BYTES);
   lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_FWD, a->dtype, launch);
 }
 
