@@ -71,6 +71,7 @@ struct lade_slot_cursor {
   } halves[3];       /* by enum lade_half */
 };
 
+/* Set @ret_cursor before the first slot of @stage, which lade_slot_next takes. @pipeline need not outlive the call. */
 void lade_slot_cursor_init(const struct lade_pipeline *pipeline, int stage, struct lade_slot_cursor *ret_cursor);
 
 /* Take the next slot of the list. False: the list has ended. O(1). */

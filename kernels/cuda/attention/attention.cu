@@ -7,7 +7,8 @@
  * online: a running maximum and sum for each query.
  *
  * Backward uses no atomics: one kernel goes over keys for dq, another over queries (of all heads of a group, in order)
- * for dk and dv. Both recompute the probabilities from lse; delta = dout . out (appendix B.4 there) is made first.
+ * for dk and dv. Both recompute the probabilities from lse. A launch before them makes delta = dout . out (appendix B.4
+ * there).
  *
  * Every form of scores (struct lade_score_form) is here. Tiles before the first key that a block's queries see are
  * skipped, as are those past the last query that sees a block's keys. A sink is a key with the value zero before all
