@@ -10,7 +10,7 @@
  *   vf_scale(a, n)            a * 2^n for whole n in -150..127, rounded once
  *   vf_first(a, n)            zeros after the first n lanes
  *   vf_where_negative(t,a,b)  a where t's sign is set, b elsewhere
- *   vf_where_at_min(a,b,v)  v where word a >= word b, 0 elsewhere
+ *   vf_where_ge(a,b,v)        v where word a >= word b, 0 elsewhere
  *   vf_sum, vd_sum            lanes as a tree: j + (j+8), then 4, 2, 1
  *   vf_largest                the largest lane; undefined if a lane is not a number
  *   vu_load_u16, vu_store_u16 16-bit elements, zero-extended and truncated
@@ -298,7 +298,7 @@ VEC_INLINE const uint32_t *vec_words_fill(uint32_t *word, const struct lade_step
 /* Return value * scale if the word keeps the element, else 0. */
 VEC_INLINE vf vec_drop(const struct lade_drop *drop, const uint32_t *word, vf value)
 {
-  return vf_where_at_min(vu_load(word), vu_set(drop->drop_below), vf_mul(value, vf_set(drop->scale)));
+  return vf_where_ge(vu_load(word), vu_set(drop->drop_below), vf_mul(value, vf_set(drop->scale)));
 }
 
 #endif

@@ -133,7 +133,7 @@ VEC_INLINE vu vu_where_nan(vf test, vu x, vu y)
               _mm256_blendv_epi8(y.b, x.b, _mm256_castps_si256(b))};
 }
 
-VEC_INLINE vf vf_where_at_min(vu x, vu y, vf value)
+VEC_INLINE vf vf_where_ge(vu x, vu y, vf value)
 {
   __m256i a = _mm256_cmpeq_epi32(_mm256_max_epu32(x.a, y.a), x.a);
   __m256i b = _mm256_cmpeq_epi32(_mm256_max_epu32(x.b, y.b), x.b);

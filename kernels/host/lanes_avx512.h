@@ -72,7 +72,7 @@ VEC_INLINE vu vu_where_nan(vf test, vu a, vu b)
   return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(test, test, _CMP_UNORD_Q), b, a);
 }
 
-VEC_INLINE vf vf_where_at_min(vu a, vu b, vf value)
+VEC_INLINE vf vf_where_ge(vu a, vu b, vf value)
 {
   return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(a, b), value);
 }

@@ -219,7 +219,7 @@ const int32_t *lade_change_group(const lade_pricer *s, enum lade_change_kind kin
   return (is_tier ? s->param_order : s->order) + s->group_first[tensor];
 }
 
-double lade_queue_times_min_ns(const lade_pricer *s, const struct lade_queue_times *queue_times)
+double lade_queue_times_bound_ns(const lade_pricer *s, const struct lade_queue_times *queue_times)
 {
   double max = LADE_MAX(queue_times->compute_ns, queue_times->host_ns);
   max = LADE_MAX(max, LADE_MAX(queue_times->to_host_ns, queue_times->to_device_ns));
@@ -244,7 +244,7 @@ double lade_queue_times_ns(const lade_pricer *s, const struct lade_queue_times *
 {
   const double others_ns = queue_times->compute_ns + queue_times->host_ns + queue_times->to_host_ns +
                            queue_times->to_device_ns + queue_times->io_ns;
-  double max = lade_queue_times_min_ns(s, queue_times);
+  double max = lade_queue_times_bound_ns(s, queue_times);
   if (s->unit_costs->has_serial_updates)
     max = LADE_MAX(max, serial_ns(queue_times));
   if (s->unit_costs->n_shards > 1)

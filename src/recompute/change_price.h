@@ -81,7 +81,7 @@ void lade_pricer_destroy(lade_pricer *pricer);
  * ranks.
  */
 double lade_queue_times_ns(const lade_pricer *pricer, const struct lade_queue_times *queue_times);
-double lade_queue_times_min_ns(const lade_pricer *pricer, const struct lade_queue_times *queue_times);
+double lade_queue_times_bound_ns(const lade_pricer *pricer, const struct lade_queue_times *queue_times);
 
 /* Return @queue_times plus @times the @added ones. */
 struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queue_times,

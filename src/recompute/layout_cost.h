@@ -65,10 +65,10 @@ struct lade_unit_cost {
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
   double peak_bytes;              /* live in its backward half beyond its own saved values */
-  double min_peak_bytes[LADE_ZERO_MAX + 1]; /* lower bounds of that, by ZeRO stage: see share_cost.c */
+  double bound_peak_bytes[LADE_ZERO_MAX + 1]; /* lower bounds of that, by ZeRO stage: see share_cost.c */
   double weights_bytes;           /* read by weights' gradients: held until these are made, where that is a slot of
                                      its own */
-  double min_weights_bytes;       /* a lower bound of these: on the device from the backward half on, or before */
+  double bound_weights_bytes;     /* a lower bound of these: on the device from the backward half on, or before */
   double host_bytes;              /* saved in host memory by a microbatch; its copies are part of both halves' times */
   double again_flops;             /* of ops that run again, attention's whole square counted */
   int64_t n_params;               /* of this rank */
@@ -198,11 +198,11 @@ struct lade_layout_cost {
   double grad_ns, update_ns; /* of step_ns: exposed sums of gradients and gathers; the update */
   double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
   uint64_t peak_bytes;       /* device memory of the fullest stage */
-  uint64_t min_bytes;        /* a lower bound of its proved bytes */
+  uint64_t bound_bytes;      /* a lower bound of its proved bytes */
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
   uint64_t host_bytes;       /* host memory of a rank: saved values and optimizer state there */
-  uint64_t min_host_bytes;   /* a lower bound of its proved bytes */
-  uint64_t min_sum_bytes;    /* a lower bound of a rank's bytes on device and host together, at one moment */
+  uint64_t bound_host_bytes; /* a lower bound of its proved bytes */
+  uint64_t bound_sum_bytes;  /* a lower bound of a rank's bytes on device and host together, at one moment */
   int n_stages;              /* stages that may need the most memory: of those with equal parameters, one with the */
   int stages[LADE_LAYOUT_SIZES_MAX];  /* most values */
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
@@ -234,8 +234,8 @@ struct lade_layout_core {
   struct {
     double n_params, values_bytes; /* values: the most of the stages with so many parameters */
     double host_bytes;             /* of values of that stage on the host */
-    double min_bytes[2];           /* lower bounds of saved values: while no gradients are held, and while all are */
-    double min_away_bytes;         /* of values that are copied to the host and not read again, at the first of these */
+    double bound_bytes[2];         /* lower bounds of saved values: while no gradients are held, and while all are */
+    double bound_away_bytes;       /* of values that are copied to the host and not read again, at the first of these */
     int stage;                     /* the first with these */
   } sizes[LADE_LAYOUT_SIZES_MAX];
 };
@@ -434,7 +434,7 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
 
 /*
  * List the layouts that may be faster than rivals: those whose time is below limit_ns and below the time of the rival
- * of their (tp, pp, dp), and whose lower bounds of bytes (min_bytes, min_host_bytes, min_sum_bytes) are within
+ * of their (tp, pp, dp), and whose lower bounds of bytes (bound_bytes, bound_host_bytes, bound_sum_bytes) are within
  * the budgets. A layout that is not listed does not fit, or is no faster. Jobs that cannot be proved are held
  * against the budgets by their estimates. The fastest @n_max come in order of time; n_undecided counts all. An empty
  * list is no error. -ENOMEM. Free found.

@@ -167,20 +167,20 @@ MACHINE = {"name": "liking long windows", "cores": 2, "unified": True, "device_b
            "matmul_flops_per_s": {"f32": 1e11, "bf16": 4e11}, "device_bytes_per_s": 2e10, "launch_ns": 1000,
            "to_host": {"bytes_per_s": 10**10}, "to_device": {"bytes_per_s": 10**10}, "duplex": True,
            "host_bytes_per_s": 2e10, "store": {"bytes": "100GiB", "read_bytes_per_s": 2e9, "write_bytes_per_s": 2e9}}
-min_of = []
+smallest = []
 for sizes in ({}, {"window_bytes": 6 << 20, "windows": 12}):
     MACHINE["store"].update(sizes)
     with open("machine.json", "w", encoding="utf-8") as file:
         json.dump(MACHINE, file)
     seconds = []
-    for budget in ("min", *(str(min_of[0] + i * CHUNK) for i in (range(11) if min_of else []))):
+    for budget in ("min", *(str(smallest[0] + i * CHUNK) for i in (range(11) if smallest else []))):
         planned = done("plan", "--model", "baby", "--layers", "2", "--batch", "4", "--seq", "128", "--device", "dry",
                        "--machine", "machine.json", *DRIVE[2:], "--store-budget", "1GiB", "--json", "--budget", budget)
-        min_of.append(planned["min_budget_bytes"])
+        smallest.append(planned["min_budget_bytes"])
         seconds.append(planned["predicted_step_seconds"])
-        assert budget != "min" or planned["planned_peak_bytes"] == min_of[-1], planned
+        assert budget != "min" or planned["planned_peak_bytes"] == smallest[-1], planned
     assert seconds == sorted(seconds, reverse=True), seconds
-assert len(set(min_of)) == 1, min_of
+assert len(set(smallest)) == 1, smallest
 
 # A budget changes no bit; the smallest is exact.
 plan = done("plan", *SHORT, "--data", "text.txt", "--json", "--budget", "min")
@@ -338,7 +338,7 @@ refused(5, "train", *SHORT, *go_on, words=["is of step 3"])
 
 # A sweep: the same digests, one summary for each; a budget that is too small is named and the code is 3.
 sweep = ["sweep", *SHORT, "--data", "text.txt", "--steps", "3", "--json"]
-runs = done(*sweep, "--budgets", "100%,50%,min")["runs"]
+runs = done(*sweep, "--budgets", "100%, 50%, min")["runs"]
 assert [one["budget"] for one in runs] == ["100%", "50%", "min"]
 assert len({(one["loss_digest"], one["params_digest"]) for one in runs}) == 1
 assert all(one["measured_peak_bytes"] <= one["budget_bytes"] for one in runs)

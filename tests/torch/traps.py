@@ -479,7 +479,7 @@ class Rotated(nn.Module):
         return F.mse_loss(self.out(torch.linalg.matrix_exp(x)).flatten(), y)
 
 
-def scratch_by_values_counts_the_max():
+def scratch_by_values_counts_the_largest():
     """matrix_exp takes scratch by the norm of its operand: the plan is an upper bound, which a large norm reaches."""
     torch.manual_seed(0)
     model, peaks = Rotated(), []
@@ -494,7 +494,7 @@ def scratch_by_values_counts_the_max():
     assert peaks[0] < peaks[1] == report["planned_peak_bytes"], (peaks, report["planned_peak_bytes"])
 
 
-def gradients_of_bags_count_the_max():
+def gradients_of_bags_count_the_largest():
     """The gradient of the largest rows of bags takes scratch by the bags that are not empty."""
     torch.manual_seed(0)
     model, peaks = nn.ModuleList([nn.EmbeddingBag(100, 8, mode="max"), nn.Linear(8, 5)]), []
@@ -679,7 +679,7 @@ for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes
              grad_scaler_skips_and_grows, live_values, several_groups, recurrent_layers, equal_calls_have_kernels_of_their_own,
              strides_are_those_of_kernels, kernels_stay_whole, constants_have_values, parts_stand_for_large_calls,
              hooks_of_parameters, tensors_of_no_model, updates_come_between, updates_in_a_row_are_one_call,
-             scratch_by_values_counts_the_max, gradients_of_bags_count_the_max,
+             scratch_by_values_counts_the_largest, gradients_of_bags_count_the_largest,
              attributes_of_an_optimizer_are_its_own, dtypes_are_those_of_kernels,
              writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:

@@ -48,7 +48,7 @@ struct graph_planning {
   struct lade_error *error;
   struct remat_problem problem;
   struct lade_graph_plan_info info;
-  struct remat_choices min;     /* of the smallest peak found */
+  struct remat_choices smallest; /* of the smallest peak found */
   struct remat_choices nearest; /* the first found within the budget; while there is none, the smallest */
   struct remat_choices choices; /* of the plan */
   struct remat_list list;
@@ -59,7 +59,7 @@ struct graph_planning {
 
 static void planning_finish(struct graph_planning *planning)
 {
-  remat_choices_free(&planning->min);
+  remat_choices_free(&planning->smallest);
   remat_choices_free(&planning->nearest);
   remat_choices_free(&planning->choices);
   list_time_finish(&planning->links);
@@ -174,7 +174,7 @@ static int smaller_try(struct graph_planning *planning, const struct remat_searc
   if (!status && found < *peak) {
     const uint64_t budget_bytes = planning->params.budget_bytes;
     bool is_nearer = budget_bytes == LADE_GRAPH_BUDGET_MIN || *peak > budget_bytes;
-    status = choices_copy(&planning->min, choices);
+    status = choices_copy(&planning->smallest, choices);
     if (!status && is_nearer)
       status = choices_copy(&planning->nearest, choices);
     *peak = found;
@@ -212,7 +212,7 @@ static int smaller_find(struct graph_planning *planning, const struct smaller_pa
     search.is_offload = false;
     search.n_moves = search.fit_moves = smaller->n_moves;
     search.ret_n_moves = ret_n_moves;
-    status = choices_copy(&choices, &planning->min);
+    status = choices_copy(&choices, &planning->smallest);
     if (!status)
       status = smaller_try(planning, &search, &choices, peak);
   }
@@ -456,7 +456,7 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   if (!status && !has_redos(planning))
     status = tiers_search(planning, budget_bytes, params, &best_ns);
   if (!status)
-    status = choices_take(planning, budget_bytes, &planning->min, &best_ns);
+    status = choices_take(planning, budget_bytes, &planning->smallest, &best_ns);
   if (status)
     return status;
   params = search_params(planning, budget_bytes, moves - moves / 2, 1);
@@ -513,7 +513,7 @@ static int min_part_take(struct graph_planning *planning, enum planning_ways way
     status = smallest_find(&part, 0);
   if (!status && part.info.min_budget_bytes < planning->info.min_budget_bytes) {
     planning->info.min_budget_bytes = part.info.min_budget_bytes;
-    status = part_choices_get(planning, &part, &part.min, &planning->min);
+    status = part_choices_get(planning, &part, &part.smallest, &planning->smallest);
   }
   planning_finish(&part);
   return status;

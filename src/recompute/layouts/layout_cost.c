@@ -287,7 +287,7 @@ static double update_time(const struct lade_layout_job *job, const struct lade_l
  * Bound the span of an interleaved schedule from below by its last stage. That stage warms up with n_stages forward
  * halves of each chunk but the last. So the next one, of the first microbatch and the last piece, ends no sooner than
  * this microbatch has passed all pieces. Likewise the last forward half is of the last microbatch, which then passes
- * all pieces backward. In between the stage computes all halves that are neither before the first of these nor behind
+ * all pieces backward. In between the stage computes all halves that are neither before the first of these nor after
  * the second.
  */
 static double chunks_bound(const struct layout_sum *sum, const struct lade_piece_time *pieces)
@@ -469,7 +469,7 @@ static double embed_lacks(const struct layout_sum *sum, int stage)
  * as many as are in flight. With @has_grads: the first one before which all chunks have made gradients, and after which
  * all add to them again; 0 without such a half.
  */
-static double stage_min_bytes(const struct layout_sum *sum, int stage, bool has_grads)
+static double stage_lower_bound(const struct layout_sum *sum, int stage, bool has_grads)
 {
   const struct lade_pipeline *pipeline = &sum->pipeline;
   const struct lade_unit_cost *layer = &sum->share->layer;
@@ -487,7 +487,7 @@ static double stage_min_bytes(const struct layout_sum *sum, int stage, bool has_
   const double waiting = LADE_MIN(lade_schedule_lag(pipeline, stage), m);
   return n_layers * ((in_flight - waiting) * layer->saved_bytes +
                      waiting * LADE_MAX(LADE_MIN(layer->weights_bytes, layer->saved_bytes),
-                                        layer->min_weights_bytes)) -
+                                        layer->bound_weights_bytes)) -
          in_flight * embed_lacks(sum, stage);
 }
 
@@ -495,7 +495,7 @@ static double stage_min_bytes(const struct layout_sum *sum, int stage, bool has_
  * Return a lower bound of the bytes of @stage's values that are copied to the host, at the first backward half that
  * meets as many as are in flight. Each is on the host or has come back; those of the layer whose half runs may be gone.
  */
-static double stage_min_away(const struct layout_sum *sum, int stage)
+static double stage_away_bound(const struct layout_sum *sum, int stage)
 {
   const struct lade_pipeline *pipeline = &sum->pipeline;
   const double waiting = LADE_MIN(lade_schedule_lag(pipeline, stage), pipeline->n_microbatches);
@@ -523,9 +523,9 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     core->sizes[at].values_bytes = values;
     core->sizes[at].host_bytes = stage_host_bytes(sum, stage);
     core->sizes[at].n_params = n_params;
-    core->sizes[at].min_away_bytes = stage_min_away(sum, stage);
+    core->sizes[at].bound_away_bytes = stage_away_bound(sum, stage);
     for (int has_grads = 0; has_grads < 2; has_grads++)
-      core->sizes[at].min_bytes[has_grads] = stage_min_bytes(sum, stage, has_grads);
+      core->sizes[at].bound_bytes[has_grads] = stage_lower_bound(sum, stage, has_grads);
     core->sizes[at].stage = stage;
     core->n_sizes = LADE_MAX(core->n_sizes, at + 1);
   }
@@ -543,32 +543,32 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
  * with two microbatches only to the first: the second one's gradients may leave one by one. @ret_first is the bound of
  * the first moment alone.
  */
-static double min_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                        const struct lade_layout *layout, enum lade_tier state_tier, int i, double *ret_first)
+static double device_lower_bound(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                                 const struct lade_layout *layout, enum lade_tier state_tier, int i, double *ret_first)
 {
   const int zero = layout->zero, shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master};
   const double weight = (double)lade_dtype_bytes(job->dtype), n_params = core->sizes[i].n_params;
-  const double peak = core->share->layer.min_peak_bytes[shard > 1 ? zero : 0];
+  const double peak = core->share->layer.bound_peak_bytes[shard > 1 ? zero : 0];
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
   const double on_device = state_tier == LADE_TIER_DEVICE ? state : weight;
   const double held = n_params * lade_zero_state_bytes(zero, shard, weight, on_device, 0);
   const double grads = n_params * lade_zero_state_bytes(zero, shard, 0, 0, sizeof(float));
-  const double steady = core->sizes[i].min_bytes[true];
-  double min = *ret_first = held + core->sizes[i].min_bytes[false] + peak;
+  const double steady = core->sizes[i].bound_bytes[true];
+  double bound = *ret_first = held + core->sizes[i].bound_bytes[false] + peak;
   if (steady > 0)
-    min = LADE_MAX(min, held + grads + steady + (core->pipeline.n_microbatches > 2 ? peak : 0));
+    bound = LADE_MAX(bound, held + grads + steady + (core->pipeline.n_microbatches > 2 ? peak : 0));
   /* Else complete gradients leave for the host one by one: of one microbatch sharded ones too. */
   if (state_tier == LADE_TIER_DEVICE || (shard > 1 && core->pipeline.n_microbatches > 1))
-    min = LADE_MAX(min, held + grads * (double)lade_dtype_bytes(job->grad_dtype) / sizeof(float));
-  return min;
+    bound = LADE_MAX(bound, held + grads * (double)lade_dtype_bytes(job->grad_dtype) / sizeof(float));
+  return bound;
 }
 
 /* Return a lower bound of the host bytes of size @i: its optimizer state. Copies of values may come back early. */
-static double min_host_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                             const struct lade_layout *layout, enum lade_tier state_tier, int i)
+static double host_lower_bound(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                               const struct lade_layout *layout, enum lade_tier state_tier, int i)
 {
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master};
@@ -590,12 +590,12 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
                         (state_tier == LADE_TIER_DEVICE ? 0 : state_host_bytes(job, core, layout, n_params));
     cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
     double first;
-    const double min = min_bytes(job, core, layout, state_tier, i, &first);
-    const double min_host = min_host_bytes(job, core, layout, state_tier, i);
-    cost->min_bytes = LADE_MAX(cost->min_bytes, (uint64_t)min);
-    cost->min_host_bytes = LADE_MAX(cost->min_host_bytes, (uint64_t)min_host);
-    cost->min_sum_bytes = LADE_MAX(cost->min_sum_bytes,
-                                   (uint64_t)(first + min_host + core->sizes[i].min_away_bytes));
+    const double bound = device_lower_bound(job, core, layout, state_tier, i, &first);
+    const double host_bound = host_lower_bound(job, core, layout, state_tier, i);
+    cost->bound_bytes = LADE_MAX(cost->bound_bytes, (uint64_t)bound);
+    cost->bound_host_bytes = LADE_MAX(cost->bound_host_bytes, (uint64_t)host_bound);
+    cost->bound_sum_bytes = LADE_MAX(cost->bound_sum_bytes,
+                                     (uint64_t)(first + host_bound + core->sizes[i].bound_away_bytes));
     cost->stages[cost->n_stages++] = core->sizes[i].stage;
     if (all <= (double)cost->peak_bytes)
       continue;

@@ -22,7 +22,7 @@
  * kept. If the proof of one finds that it does not fit, the caller searches its kind again with its estimate corrected.
  *
  * With those proofs, lade_layout_search_undecided lists all layouts that may still be faster: each variant under each
- * residency, held against the budgets by lower bounds of its proved bytes (min_bytes in layout_cost.c). Estimates
+ * residency, held against the budgets by lower bounds of its proved bytes (bound_bytes in layout_cost.c). Estimates
  * and corrections have no part in that, so a layout that is not listed is decided.
  */
 #include <errno.h>
@@ -76,7 +76,7 @@ struct layout_searcher {
   struct lade_share_key last_key; /* of the share that was made last, with its graph; NULL: none was */
   struct lade_model_graph *last_graph;
   LADE_ARRAY(struct layout_candidate) candidates;
-  struct lade_layout_found min; /* of memory, among those that do not fit */
+  struct lade_layout_found smallest; /* of memory, among those that do not fit */
   bool is_listing; /* lade_layout_search_undecided */
   LADE_ARRAY(struct lade_layout_found) undecided; /* at most 2 n_max; cut to the fastest n_max when full */
   double listed_ns; /* a listed layout's time is below this one */
@@ -363,10 +363,10 @@ static bool is_provable(const struct lade_layout_job *job)
 }
 
 /* Remember the layout that needs the least device memory, of those that fit the host. */
-static void min_note(struct layout_searcher *s, const struct lade_layout_found *found)
+static void smallest_note(struct layout_searcher *s, const struct lade_layout_found *found)
 {
-  if (!s->min.cost.peak_bytes || found->cost.peak_bytes < s->min.cost.peak_bytes)
-    s->min = *found;
+  if (!s->smallest.cost.peak_bytes || found->cost.peak_bytes < s->smallest.cost.peak_bytes)
+    s->smallest = *found;
 }
 
 /* Return the largest factor of the corrections that apply to @found; 1: none does. */
@@ -409,7 +409,7 @@ static int residency_find(struct layout_searcher *s, struct candidate_cores *cor
       lade_layout_core_cost(job, &cores->cores[i], layout, found->state_tier, &found->cost);
       return 0;
     }
-    min_note(s, found);
+    smallest_note(s, found);
   }
   return -EOVERFLOW;
 }
@@ -455,8 +455,8 @@ static bool may_fit(const struct layout_searcher *s, const struct lade_layout_co
   const struct lade_layout_search_params *params = s->params;
   if (!is_provable(s->job))
     return cost->peak_bytes <= params->device_bytes && cost->host_bytes <= params->host_bytes;
-  return cost->min_bytes <= params->device_bytes && cost->min_host_bytes <= params->host_bytes &&
-         cost->min_sum_bytes <= params->device_bytes + params->host_bytes;
+  return cost->bound_bytes <= params->device_bytes && cost->bound_host_bytes <= params->host_bytes &&
+         cost->bound_sum_bytes <= params->device_bytes + params->host_bytes;
 }
 
 static int found_compare(const void *a, const void *b)
@@ -606,14 +606,14 @@ static int search_finish(struct layout_searcher *s, struct lade_error *error)
     return lade_error_set(error, s->status, "no memory for the search");
   if (s->search->n_found)
     return 0;
-  if (!s->min.cost.peak_bytes)
+  if (!s->smallest.cost.peak_bytes)
     return nothing_tell(s, error);
-  found_insert(s, &s->min);
+  found_insert(s, &s->smallest);
   return lade_error_set(error, -EOVERFLOW, "no layout of %d ranks fits in %s of device memory; "
                         "the one that needs least, %s, is tp %d pp %d dp %d zero %d", s->params->n_ranks,
                         lade_size_exact(s->params->device_bytes, has),
-                        lade_size_exact(s->min.cost.peak_bytes, needs), s->min.layout.tp, s->min.layout.pp,
-                        s->min.layout.dp, s->min.layout.zero);
+                        lade_size_exact(s->smallest.cost.peak_bytes, needs), s->smallest.layout.tp,
+                        s->smallest.layout.pp, s->smallest.layout.dp, s->smallest.layout.zero);
 }
 
 /* Bound all candidates. */

@@ -297,7 +297,7 @@ static void backward_begins(const struct share_walk *walk, int *ret_begins)
 
 /* Live bytes that begin at a step, less those that end before it. */
 struct live_change {
-  double bytes, min_bytes; /* the least: values that return from the host are not counted */
+  double bytes, bound_bytes; /* the bound: values that return from the host are not counted */
 };
 
 /* Count a value that step @at makes, and that @last reads last. */
@@ -313,9 +313,9 @@ static void value_count(struct share_walk *walk, int at, int last, int tensor, c
     change[LADE_MIN(begins[unit], last)].bytes += bytes;
     return;
   }
-  change[last + 1].min_bytes -= bytes;
+  change[last + 1].bound_bytes -= bytes;
   change[at].bytes += bytes;
-  change[at].min_bytes += bytes;
+  change[at].bound_bytes += bytes;
   units[unit].saved_bytes += is_saved ? bytes : 0;
   if (walk->is_saved)
     walk->is_saved[tensor] |= is_saved;
@@ -354,11 +354,11 @@ static double shard_bytes(const struct share_walk *walk, int at, int zero)
  * Raise the lower bounds of @unit's peak by step @at of its backward half, with @beyond_bytes live beyond saved values.
  * An output that may take an input's place does.
  */
-static void min_peaks_fill(const struct share_walk *walk, int at, double beyond_bytes, struct lade_unit_cost *unit)
+static void peak_bounds_fill(const struct share_walk *walk, int at, double beyond_bytes, struct lade_unit_cost *unit)
 {
-  const double min_bytes = beyond_bytes - alias_bytes(walk, at) + (double)op_at(walk, at)->workspace_bytes;
+  const double bound_bytes = beyond_bytes - alias_bytes(walk, at) + (double)op_at(walk, at)->workspace_bytes;
   for (int zero = 0; zero <= LADE_ZERO_MAX; zero++)
-    unit->min_peak_bytes[zero] = LADE_MAX(unit->min_peak_bytes[zero], min_bytes + shard_bytes(walk, at, zero));
+    unit->bound_peak_bytes[zero] = LADE_MAX(unit->bound_peak_bytes[zero], bound_bytes + shard_bytes(walk, at, zero));
 }
 
 /*
@@ -386,11 +386,11 @@ static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
   for (int at = 0; at < walk->n_steps; at++) {
     struct lade_unit_cost *unit = &units[walk->graph->ops[walk->steps[at].op].unit];
     live.bytes += change[at].bytes;
-    live.min_bytes += change[at].min_bytes;
+    live.bound_bytes += change[at].bound_bytes;
     if (at < middle)
       continue;
     unit->peak_bytes = LADE_MAX(unit->peak_bytes, live.bytes - saved);
-    min_peaks_fill(walk, at, live.min_bytes - saved, unit);
+    peak_bounds_fill(walk, at, live.bound_bytes - saved, unit);
   }
   for (int unit = SHARE_LAYER; unit <= SHARE_HEAD; unit++)
     units[unit].peak_bytes += COPIES_AHEAD * units[SHARE_LAYER].host_bytes;
@@ -464,7 +464,7 @@ static int weights_fill(const struct share_walk *walk, struct lade_unit_cost *un
       const bool is_kept = walk->residency->choices[tensor].saved == LADE_RESIDENCY_KEEP;
       const double bytes = (double)walk->graph->tensors[tensor].bytes;
       units[op->unit].weights_bytes += bytes;
-      units[op->unit].min_weights_bytes += is_kept || used[tensor] & USED_BACKWARD ? bytes : 0;
+      units[op->unit].bound_weights_bytes += is_kept || used[tensor] & USED_BACKWARD ? bytes : 0;
       used[tensor] |= USED_COUNTED;
     }
   }

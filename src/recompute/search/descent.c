@@ -514,7 +514,7 @@ static void change_undo(struct model_descent *d, uint8_t *bars)
 static int state_push(struct model_descent *d)
 {
   struct descent_state state = {.n_changes = d->trajectory->changes.n, .peak = d->peak_number,
-                                .min_ns = d->peak->min_ns};
+                                .bound_ns = d->peak->bound_ns};
   memcpy(state.key, d->peak->key, sizeof(state.key));
   memcpy(state.live_bytes, d->peak->live_bytes, sizeof(state.live_bytes));
   return LADE_PUSH(&d->trajectory->states, state) ? 0 : -ENOMEM;

@@ -23,7 +23,7 @@ struct descent_state {
                                 prices */
   uint64_t key[2];           /* digest of its residency, for any prices: peak_analysis.h */
   uint64_t live_bytes[LADE_N_SPACES];
-  int64_t min_ns; /* no schedule of this state's instructions is faster */
+  int64_t bound_ns; /* no schedule of this state's instructions is faster */
 };
 
 struct trajectory {

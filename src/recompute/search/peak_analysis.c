@@ -166,7 +166,7 @@ static struct lade_queue_times queue_times_count(const struct lade_program *prog
  * Return the least time of a collective. Just in time it may be alone, while a schedule with room groups it with
  * others: the time of its bytes alone.
  */
-static int64_t collective_min_ns(const struct peak_analysis *s, const struct lade_instr *instr)
+static int64_t collective_bound_ns(const struct peak_analysis *s, const struct lade_instr *instr)
 {
   const int64_t latency_ns = s->params->prices->comm[instr->axis].latency_ns;
   return instr->op >= 0 ? instr->predicted_ns : LADE_MAX(instr->predicted_ns - latency_ns, 0);
@@ -190,8 +190,8 @@ static int64_t transfer_hidden_ns(const struct peak_analysis *s, const struct la
  * the longest queue of updates: every update waits for the clip result, and that for every gradient. Updates within the
  * backward half wait for less.
  */
-static int64_t min_ns(const struct peak_analysis *s, const struct lade_program *program,
-                      const struct lade_queue_times *queue_times)
+static int64_t program_bound_ns(const struct peak_analysis *s, const struct lade_program *program,
+                                const struct lade_queue_times *queue_times)
 {
   double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, comm_ns[LADE_N_QUEUES] = {0}, longest_ns = 0, busiest_ns;
   struct lade_queue_times min = *queue_times;
@@ -203,9 +203,9 @@ static int64_t min_ns(const struct peak_analysis *s, const struct lade_program *
     else if (instr->queue == LADE_Q_COMPUTE)
       ops_ns += (double)instr->predicted_ns;
     else if (instr->kind == LADE_INSTR_COLLECTIVE)
-      comm_ns[instr->queue] += (double)collective_min_ns(s, instr);
+      comm_ns[instr->queue] += (double)collective_bound_ns(s, instr);
   }
-  busiest_ns = lade_queue_times_min_ns(s->pricer, &min); /* this bound ignores collectives */
+  busiest_ns = lade_queue_times_bound_ns(s->pricer, &min); /* this bound ignores collectives */
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
     busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);
@@ -243,7 +243,7 @@ static int peak_take(struct peak_analysis *s, const struct lade_residency *resid
   if (!status) {
     idle_keep(s, peak);
     peak->queue_times = queue_times_count(program);
-    peak->min_ns = min_ns(s, program, &peak->queue_times);
+    peak->bound_ns = program_bound_ns(s, program, &peak->queue_times);
     memcpy(peak->live_bytes, program->live_peak_bytes, sizeof(peak->live_bytes));
   }
   return status;

@@ -20,7 +20,7 @@ struct idle_value {
 struct peak {
   uint64_t key[2];                    /* digest of its residency; two residencies collide once in 2^128 */
   uint64_t live_bytes[LADE_N_SPACES]; /* at the peak of each space */
-  int64_t min_ns;                     /* no schedule of the program's instructions is faster */
+  int64_t bound_ns;                   /* no schedule of the program's instructions is faster */
   struct lade_queue_times queue_times;
   struct idle_value *idle; /* ascending by tensor */
   int n_idle;

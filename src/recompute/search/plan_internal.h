@@ -23,7 +23,7 @@ struct pricing {
 struct plan_candidate {
   int16_t trajectory;
   int32_t state;
-  int64_t min_ns;
+  int64_t bound_ns;
 };
 
 /* Peak of a state just in time, packed until it reached @floor_bytes. */
@@ -46,7 +46,7 @@ struct lade_planner {
   bool is_plain_coarse; /* by plain prices the coarse trajectory alone was made, or not all of the others */
   LADE_ARRAY(struct packed_peak) peaks; /* known so far: other prices and other budgets reach the same states */
   struct lade_plan_bounds bounds;
-  struct plan_candidate min; /* the state whose packed peak is bounds.min_bytes */
+  struct plan_candidate smallest; /* the state whose packed peak is bounds.min_bytes */
   int64_t ample_ns;           /* step with everything kept and all useful device memory; 0: ranks gather no copies */
   double ladder_parts;        /* of each step of the ladder: more than 1 if the smallest budget is near the largest */
   bool has_bounds;

@@ -271,9 +271,9 @@ static bool state_pick(const lade_planner *planner, int trajectory, uint64_t liv
   bool is_found = false;
   for (int i = 0; i < t->states.n; i++) {
     const struct descent_state *state = &t->states.items[i];
-    if (state->live_bytes[LADE_DEVICE] > live_bytes || (is_found && state->min_ns >= ret_candidate->min_ns))
+    if (state->live_bytes[LADE_DEVICE] > live_bytes || (is_found && state->bound_ns >= ret_candidate->bound_ns))
       continue;
-    *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, state->min_ns};
+    *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, state->bound_ns};
     is_found = true;
   }
   return is_found;
@@ -289,7 +289,7 @@ static bool state_first(const lade_planner *planner, int trajectory, uint64_t li
     i++;
   if (i == t->states.n)
     return false;
-  *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, t->states.items[i].min_ns};
+  *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, t->states.items[i].bound_ns};
   return true;
 }
 
@@ -345,7 +345,7 @@ static bool is_beaten(const struct step_trial *t, const struct plan_candidate *c
 {
   if (!t->best)
     return false;
-  return c->min_ns >= t->best->predicted_ns ||
+  return c->bound_ns >= t->best->predicted_ns ||
          (t->best->predicted_ns <= t->planner->ample_ns && gathers_again(t->planner, c));
 }
 
@@ -364,7 +364,7 @@ static int candidate_compete(struct step_trial *t, const struct plan_candidate *
   if (attempt && trial.apart_ns && (!attempt->apart_ns || trial.apart_ns < attempt->apart_ns))
     attempt->apart_ns = trial.apart_ns;
   if (plan) {
-    LADE_ASSERT(plan->predicted_ns + plan->train->n_instrs >= c->min_ns); /* the simulation rounds each completion */
+    LADE_ASSERT(plan->predicted_ns + plan->train->n_instrs >= c->bound_ns); /* the simulation rounds each completion */
     lade_plan_destroy(t->best);
     t->best = plan;
   }
@@ -413,8 +413,8 @@ static int live_compare(const void *x, const void *y)
   const struct live_order *a = x, *b = y;
   if (a->live_bytes != b->live_bytes)
     return a->live_bytes < b->live_bytes ? -1 : 1;
-  if (a->candidate.min_ns != b->candidate.min_ns)
-    return a->candidate.min_ns < b->candidate.min_ns ? -1 : 1;
+  if (a->candidate.bound_ns != b->candidate.bound_ns)
+    return a->candidate.bound_ns < b->candidate.bound_ns ? -1 : 1;
   if (a->candidate.trajectory != b->candidate.trajectory)
     return a->candidate.trajectory - b->candidate.trajectory;
   return a->candidate.state - b->candidate.state;
@@ -434,7 +434,7 @@ static int states_list(const lade_planner *planner, int first, int end, struct l
   for (int trajectory = first; trajectory < end; trajectory++) {
     for (int i = 0; i < planner->trajectories[trajectory].states.n; i++) {
       const struct descent_state *state = &planner->trajectories[trajectory].states.items[i];
-      *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)trajectory, i, state->min_ns}};
+      *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)trajectory, i, state->bound_ns}};
     }
   }
   qsort(*ret_list, (size_t)n, sizeof(**ret_list), live_compare);
@@ -499,7 +499,7 @@ static bool is_listed(const lade_planner *planner, const struct live_order *orde
 }
 
 /* Find the smallest packed peak: states in the order of their live peaks, until that exceeds the best found. */
-static int min_find(lade_planner *planner, int first, int end, struct plan_candidate *ret_min, uint64_t *ret_bytes)
+static int min_find(lade_planner *planner, int first, int end, struct plan_candidate *ret_smallest, uint64_t *ret_bytes)
 {
   struct live_order *order = NULL;
   int n = 0, max = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
@@ -514,7 +514,7 @@ static int min_find(lade_planner *planner, int first, int end, struct plan_candi
     status = state_peak(planner, &order[i].candidate, floor, &peak);
     if (peak < min) {
       min = peak;
-      *ret_min = order[i].candidate;
+      *ret_smallest = order[i].candidate;
     }
   }
   free(order);
@@ -529,13 +529,13 @@ static int min_find(lade_planner *planner, int first, int end, struct plan_candi
 static int smallest_find(lade_planner *planner)
 {
   struct lade_plan_bounds *bounds = &planner->bounds;
-  int status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->min, &bounds->min_bytes);
+  int status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->smallest, &bounds->min_bytes);
   if (!status && planner->is_plain_coarse && bounds->min_bytes > bounds->lower_bound_bytes) {
     status = planner_refine_plain(planner);
     if (!status)
-      status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->min, &bounds->min_bytes);
+      status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->smallest, &bounds->min_bytes);
   }
-  planner->min.min_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
+  planner->smallest.bound_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
   return status;
 }
 
@@ -627,7 +627,7 @@ static int min_compete(struct step_trial *t)
   bool may_win = false;
   int status = 0;
   for (int trajectory = 0; trajectory < planner->n_stated; trajectory++)
-    may_win |= state_pick(planner, trajectory, min_bytes, &c) && (!t->best || c.min_ns < t->best->predicted_ns);
+    may_win |= state_pick(planner, trajectory, min_bytes, &c) && (!t->best || c.bound_ns < t->best->predicted_ns);
   if (may_win) {
     uint64_t stated_bytes;
     c = (struct plan_candidate){0};
@@ -635,7 +635,7 @@ static int min_compete(struct step_trial *t)
     if (!status)
       status = candidate_compete(t, &c, 0, min_bytes);
   }
-  return status ? status : candidate_compete(t, &planner->min, 0, min_bytes);
+  return status ? status : candidate_compete(t, &planner->smallest, 0, min_bytes);
 }
 
 static int budget_steps_try(struct step_trial *t, uint64_t device_bytes)

@@ -186,7 +186,7 @@ static int histories_compare(const lade_session *s, const struct memo_found *all
  * Find the newest generation that all @n ranks have. -EBADMSG: a rank lacks more than one generation that another has,
  * or has the state of another run.
  */
-static int found_compare(const lade_session *s, const struct memo_found *all, int n, int64_t *ret_min,
+static int found_compare(const lade_session *s, const struct memo_found *all, int n, int64_t *ret_generation,
                          struct lade_error *error)
 {
   int first = 0, last = 0;
@@ -197,9 +197,9 @@ static int found_compare(const lade_session *s, const struct memo_found *all, in
     first = all[rank].generation < all[first].generation ? rank : first;
     last = all[rank].generation > all[last].generation ? rank : last;
   }
-  *ret_min = all[first].generation;
+  *ret_generation = all[first].generation;
   if (all[last].generation - all[first].generation <= 1)
-    return histories_compare(s, all, n, *ret_min, error);
+    return histories_compare(s, all, n, *ret_generation, error);
   if (all[first].generation < 0)
     return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds no durable state, and rank %d finds generation "
                           "%lld: restore the missing files, or remove " FILES " at all ranks to begin anew",
@@ -211,17 +211,17 @@ static int found_compare(const lade_session *s, const struct memo_found *all, in
 }
 
 /* Find the newest generation of all ranks; a single rank has the one that it found. Collective. */
-static int found_agree(lade_session *s, int64_t *ret_min, struct lade_error *error)
+static int found_agree(lade_session *s, int64_t *ret_generation, struct lade_error *error)
 {
   const int n = s->group.layout.mesh.world;
   const struct memo_found own = found_get(s);
-  *ret_min = own.generation;
+  *ret_generation = own.generation;
   if (!s->group.world)
     return 0;
   struct memo_found *all = NULL;
   int status = lade_rank_group_collect(&s->group, &own, sizeof(own), s->params.faults, error, (void **)&all);
   if (!status)
-    status = found_compare(s, all, n, ret_min, error);
+    status = found_compare(s, all, n, ret_generation, error);
   free(all);
   return status;
 }

@@ -33,7 +33,7 @@
 #define MAX_THREADS 1024
 #define MAX_IN_FLIGHT 64  /* products of a thread */
 #define MAX_SUMS 4        /* arrays of sums per thread */
-#define MAX_LEFTS 16      /* register operands per thread */
+#define LEFTS_MAX 16      /* register operands per thread */
 #define MAX_N 128
 #define M 64
 #define K 16
@@ -87,7 +87,7 @@ static struct thread {
   bool is_fenced;
   struct sums sums[MAX_SUMS];
   int n_sums;
-  struct left lefts[MAX_LEFTS];
+  struct left lefts[LEFTS_MAX];
   int n_lefts;
   struct sums *sums_of[MAX_IN_FLIGHT]; /* by product */
   const uint32_t *left_of[MAX_IN_FLIGHT];
@@ -346,7 +346,7 @@ static void left_begin(struct thread *thread, const uint32_t *a)
   int i = 0;
   while (i < thread->n_lefts && thread->lefts[i].a != a)
     i++;
-  LADE_ASSERT(i < MAX_LEFTS);
+  LADE_ASSERT(i < LEFTS_MAX);
   struct left *left = &thread->lefts[i];
   if (i == thread->n_lefts) { /* its contents at the fence are unknown */
     thread->n_lefts++;

@@ -227,7 +227,7 @@ static void rising_check(int n, int height, struct rising_counts *counts)
   }
 }
 
-static void test_the_min_height_is_found_and_no_more_is_proved(void **state)
+static void test_the_smallest_height_is_found_and_no_more_is_proved(void **state)
 {
   struct rising_counts rising = {0}, above = {0}; /* the latter: where the height is above the live bytes */
   int n_above_live = 0;
@@ -418,7 +418,7 @@ static void test_orders_are_sorted(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_the_min_height_is_found_and_no_more_is_proved),
+      cmocka_unit_test(test_the_smallest_height_is_found_and_no_more_is_proved),
       cmocka_unit_test(test_a_limit_of_nodes_proves_nothing),
       cmocka_unit_test(test_a_search_without_memory_ends),
       cmocka_unit_test(test_some_jigsaws_need_fewer_steps_than_the_fast_pass),

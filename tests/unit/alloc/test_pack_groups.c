@@ -193,7 +193,7 @@ static void few_make(int n)
   }
 }
 
-static void test_bounds_and_proofs_hold_for_the_min_peak_by_definition(void **state)
+static void test_bounds_and_proofs_hold_for_the_smallest_peak_by_definition(void **state)
 {
   int n_optimal = 0, n_above = 0, n_refused = 0, n_fixed = 0;
   for (int round = 0; round < 3000; round++) {
@@ -372,7 +372,7 @@ int main(void)
       cmocka_unit_test(test_a_fixed_member_fixes_its_group),
       cmocka_unit_test(test_bytes_of_a_fixed_member_are_others_while_it_is_not_live),
       cmocka_unit_test(test_differing_lifetimes_do_not_raise_the_bound),
-      cmocka_unit_test(test_bounds_and_proofs_hold_for_the_min_peak_by_definition),
+      cmocka_unit_test(test_bounds_and_proofs_hold_for_the_smallest_peak_by_definition),
       cmocka_unit_test(test_random_groups_beside_fixed_items_are_sound),
       cmocka_unit_test(test_fixed_members_that_contradict_are_refused_by_number),
       cmocka_unit_test(test_sums_of_groups_end_at_half_of_what_others_may_have),

@@ -128,12 +128,12 @@ static void no_program_needs_less_than_its_bound(void **state)
         lade_layout_cost_make(&d.job, &d.layout, d.micro_batch, d.state_tier, &d.share, &error, &cost))
       continue;
     n++;
-    stages_prove(&d, &cost, draw(2) ? cost.peak_bytes : cost.min_bytes, &device, &host);
-    if (cost.min_bytes > device || cost.min_host_bytes > host || cost.min_sum_bytes > device + host)
+    stages_prove(&d, &cost, draw(2) ? cost.peak_bytes : cost.bound_bytes, &device, &host);
+    if (cost.bound_bytes > device || cost.bound_host_bytes > host || cost.bound_sum_bytes > device + host)
       fail_msg("seed %llu, %s: bounds %llu and %llu, programs %llu and %llu", (unsigned long long)at,
-               d.job.model->name, (unsigned long long)cost.min_bytes, (unsigned long long)cost.min_host_bytes,
+               d.job.model->name, (unsigned long long)cost.bound_bytes, (unsigned long long)cost.bound_host_bytes,
                (unsigned long long)device, (unsigned long long)host);
-    sum += (double)cost.min_bytes / (double)device;
+    sum += (double)cost.bound_bytes / (double)device;
   }
   assert_true(sum / N_DRAWS > 0.8); /* a bound of 0 would hold too */
   free(residencies);
@@ -157,7 +157,7 @@ static void bounds_verify(const struct lade_model *model, const struct lade_layo
     assert_int_equal(lade_share_cost_make(&d.job, &key, &error, &d.share), 0);
     assert_int_equal(lade_layout_cost_make(&d.job, &d.layout, 1, state_tier, &d.share, &error, &cost), 0);
     stages_prove(&d, &cost, cost.peak_bytes, &device, &host);
-    assert_true(cost.min_bytes <= device && cost.min_host_bytes <= host && cost.min_sum_bytes <= device + host);
+    assert_true(cost.bound_bytes <= device && cost.bound_host_bytes <= host && cost.bound_sum_bytes <= device + host);
   }
 }
 
@@ -206,24 +206,54 @@ static void no_step_takes_less_than_its_bound(void **state)
   free(residencies);
 }
 
+static void units_compare(const struct lade_unit_cost *a, const struct lade_unit_cost *b)
+{
+  assert_true(a->forward_ns == b->forward_ns && a->backward_ns == b->backward_ns &&
+              a->skipped_ns == b->skipped_ns && a->weights_ns == b->weights_ns &&
+              a->unhidden_ns == b->unhidden_ns && a->exposed_ns == b->exposed_ns &&
+              a->saved_bytes == b->saved_bytes && a->peak_bytes == b->peak_bytes &&
+              a->weights_bytes == b->weights_bytes && a->bound_weights_bytes == b->bound_weights_bytes &&
+              a->host_bytes == b->host_bytes && a->again_flops == b->again_flops && a->n_params == b->n_params &&
+              a->n_expert_params == b->n_expert_params);
+  assert_memory_equal(a->attention_ns, b->attention_ns, sizeof(a->attention_ns));
+  assert_memory_equal(a->bound_peak_bytes, b->bound_peak_bytes, sizeof(a->bound_peak_bytes));
+}
+
+/* Assert that two shares have equal fields; their padding may differ. */
+static void shares_compare(const struct lade_share_cost *a, const struct lade_share_cost *b)
+{
+  units_compare(&a->embed, &b->embed);
+  units_compare(&a->layer, &b->layer);
+  units_compare(&a->head, &b->head);
+  assert_int_equal(a->software, b->software);
+  assert_int_equal(a->residency.recipe, b->residency.recipe);
+  assert_int_equal(a->residency.n, b->residency.n);
+  assert_memory_equal(a->residency.saved, b->residency.saved, (size_t)a->residency.n);
+}
+
 /* Shares that differ in software alone have one graph: with it their costs are those of a graph of their own. */
 static void a_graph_serves_all_software(void **state)
 {
   struct lade_share_residencies *residencies = calloc(2, sizeof(*residencies));
   const struct lade_layout_job job = {.cluster = &cluster, .model = &models[1], .kernels = &kernels, .batch = 32,
                                       .seq_len = 1024, .dtype = LADE_BF16, .grad_dtype = LADE_F32};
+  static const enum lade_recipe recipes[] = {LADE_RECIPE_FULL, LADE_RECIPE_AUTO};
   struct lade_share_key key = {.tp = 2, .is_sequence = true, .micro_batch = 2, .recipe = LADE_RECIPE_FULL};
   struct lade_model_graph *graph;
   struct lade_error error;
   assert_non_null(residencies);
   assert_int_equal(lade_share_graph_make(&job, &key, &error, &graph), 0);
-  for (int software = LADE_SOFTWARE_LADE; software < LADE_N_SOFTWARE; software++) {
-    key.software = (enum lade_software)software;
+  for (int i = 0; i < 2 * (LADE_N_SOFTWARE - LADE_SOFTWARE_LADE); i++) {
+    key.recipe = recipes[i % 2];
+    key.software = (enum lade_software)(LADE_SOFTWARE_LADE + i / 2);
     for (int is_given = 0; is_given < 2; is_given++) {
       key.graph = is_given ? graph : NULL;
       assert_int_equal(lade_share_residencies_make(&job, &key, &error, &residencies[is_given]), 0);
     }
-    assert_memory_equal(&residencies[0].items[0], &residencies[1].items[0], sizeof(residencies[0].items[0]));
+    assert_int_equal(residencies[0].n, residencies[1].n);
+    assert_true(residencies[0].n > 0);
+    for (int at = 0; at < residencies[0].n; at++)
+      shares_compare(&residencies[0].items[at], &residencies[1].items[at]);
   }
   lade_model_graph_destroy(graph);
   free(residencies);
@@ -243,7 +273,7 @@ static void a_measured_program_decides_as_its_proof(void **state)
         lade_layout_cost_make(&d.job, &d.layout, d.micro_batch, d.state_tier, &d.share, &error, &cost))
       continue;
     n++;
-    const uint64_t budget_bytes = draw(2) ? cost.peak_bytes : cost.min_bytes;
+    const uint64_t budget_bytes = draw(2) ? cost.peak_bytes : cost.bound_bytes;
     struct lade_stage_params params = {
         &d.job, &d.layout, d.micro_batch, {d.share.residency, d.state_tier, budget_bytes}, LADE_STAGE_PROOF};
     assert_int_equal(lade_stage_program_make(&params, &error, &proved), 0);

@@ -277,7 +277,7 @@ static const double zero_table[][10] = {
     {1024, 30.1, 15.1, 0.12, 513, 257, 2, 4011, 2013, 15.6}};
 
 /* The stages that a cost names stand for all: no other stage's program needs more than the fullest of them. */
-static void named_stages_need_the_max(void **state)
+static void named_stages_need_the_most_memory(void **state)
 {
   static const struct one_layout layouts[] = {
       {"longer middle", &gpt2, LAYOUT(.pp = 5), 10, 1, LADE_RECIPE_FULL},
@@ -293,7 +293,7 @@ static void named_stages_need_the_max(void **state)
     const struct lade_layout_job job = job_of(&longer, one->batch);
     struct lade_layout layout;
     struct lade_layout_cost cost;
-    uint64_t max = 0, max_named = 0, first = 0;
+    uint64_t max = 0, named_max = 0, first = 0;
     costs_make(one, &job, &layout, &cost);
     assert_in_range(cost.n_stages, 2, 4);
     for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
@@ -304,13 +304,13 @@ static void named_stages_need_the_max(void **state)
       for (int k = 0; k < cost.n_stages; k++)
         is_named |= cost.stages[k] == stage;
       max = LADE_MAX(max, program.peak_bytes);
-      max_named = is_named ? LADE_MAX(max_named, program.peak_bytes) : max_named;
+      named_max = is_named ? LADE_MAX(named_max, program.peak_bytes) : named_max;
       first = stage == 0 ? program.peak_bytes : first;
     }
     assert_true(i > 0 || first < max);
-    if (max != max_named)
-      print_error("%s: %g GiB, named %g GiB\n", one->name, (double)max / 0x1p30, (double)max_named / 0x1p30);
-    assert_true(max == max_named);
+    if (max != named_max)
+      print_error("%s: %g GiB, named %g GiB\n", one->name, (double)max / 0x1p30, (double)named_max / 0x1p30);
+    assert_true(max == named_max);
   }
 }
 
@@ -552,7 +552,7 @@ static void undecided_layouts_are_faster_than_the_limit(void **state)
   free(best.found);
 }
 
-static void a_search_that_fits_nowhere_names_the_min(void **state)
+static void a_search_that_fits_nowhere_names_the_smallest_need(void **state)
 {
   const struct lade_layout_job job = job_of(&gpt2, 32);
   struct lade_layout_search_params params = {.n_ranks = 2, .device_bytes = 1 << 20, .zero = -1, .schedule = -1,
@@ -605,13 +605,13 @@ int main(void)
       cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),
       cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),
-      cmocka_unit_test(named_stages_need_the_max),
+      cmocka_unit_test(named_stages_need_the_most_memory),
       cmocka_unit_test(model_states_are_those_of_zero_table_1),
       cmocka_unit_test(activations_are_those_of_korthikanti),
       cmocka_unit_test(values_elsewhere_cost_what_their_programs_do),
       cmocka_unit_test(the_search_finds_the_fastest),
       cmocka_unit_test(undecided_layouts_are_faster_than_the_limit),
-      cmocka_unit_test(a_search_that_fits_nowhere_names_the_min),
+      cmocka_unit_test(a_search_that_fits_nowhere_names_the_smallest_need),
   };
   return cmocka_run_group_tests(tests, fixtures_init, NULL);
 }

@@ -371,7 +371,7 @@ static void walks_end_whatever_is_fixed(void **state)
  * Return the smallest budget of a rank with a host tier, alone (@zero 0) or one of four, if @overrides are all that is
  * fixed.
  */
-static uint64_t min_pinned(enum lade_family family, int zero, enum lade_recipe recipe,
+static uint64_t pinned_min(enum lade_family family, int zero, enum lade_recipe recipe,
                            const struct lade_change *overrides, int n_overrides)
 {
   struct desk desk;
@@ -421,8 +421,8 @@ static void blocks_leave_where_a_person_would_send_them(void **state)
     /* and their state with them */
     const int n = overrides_add(graph, "", LADE_CHANGE_WEIGHT, LADE_TIER_HOST, overrides);
     for (int zero = 1; zero <= LADE_ZERO_MAX; zero++)
-      assert_true(min_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, NULL, 0) <=
-                  min_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, overrides, n));
+      assert_true(pinned_min((enum lade_family)family, zero, LADE_RECIPE_AUTO, NULL, 0) <=
+                  pinned_min((enum lade_family)family, zero, LADE_RECIPE_AUTO, overrides, n));
     free(overrides);
     lade_model_graph_destroy(graph);
   }
@@ -438,9 +438,9 @@ static void a_pinned_layer_does_not_hold_the_others(void **state)
   struct lade_change *overrides = calloc((size_t)graph->n_params * 2, sizeof(*overrides));
   assert_non_null(overrides);
   int n = overrides_add(graph, "", LADE_CHANGE_WEIGHT, LADE_TIER_DEVICE, overrides);
-  const uint64_t free_bytes = min_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n);
+  const uint64_t free_bytes = pinned_min(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n);
   n += overrides_add(graph, "h.0.", LADE_CHANGE_STATE, LADE_TIER_HOST, overrides + n);
-  assert_true(min_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n) <= free_bytes);
+  assert_true(pinned_min(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n) <= free_bytes);
   free(overrides);
   lade_model_graph_destroy(graph);
 }

@@ -378,7 +378,7 @@ int __wrap_lade_store_submit(struct lade_store *store, struct lade_transfer *tra
 }
 
 /* The drive then has the other half to do when all these reads complete at once; much less would leave it idle. */
-static void at_max_half_of_the_ring_is_being_read(void **state)
+static void at_most_half_of_the_ring_is_being_read(void **state)
 {
   static const struct lade_streaming streaming[] = {{3 << 19, 6}, {1 << 20, 4}, {3 << 18, 12}};
   for (size_t i = 0; i < LADE_COUNT(streaming) && !store_refusal; i++) {
@@ -774,7 +774,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(every_budget_of_a_compact_form_gives_the_same_bits),
       cmocka_unit_test(a_step_moves_no_byte_of_state_twice),
       cmocka_unit_test(states_side_by_side_are_one_request),
-      cmocka_unit_test(at_max_half_of_the_ring_is_being_read),
+      cmocka_unit_test(at_most_half_of_the_ring_is_being_read),
   };
   store_refusal = run_fixture_store_refusal(LADE_STORE_AUTO);
   if (store_refusal)

@@ -237,7 +237,7 @@ static double piece_cost(const struct lade_model *model, int64_t n_layers, bool 
 }
 
 /* Return the least time of the slowest piece, over all numbers of layers in the last one. */
-static double slowest_min(const struct lade_model *model, int n_pieces)
+static double min_slowest(const struct lade_model *model, int n_pieces)
 {
   double min = -1;
   for (int64_t n = 1; n <= model->layers - (n_pieces - 1); n++) {
@@ -268,7 +268,7 @@ static void cut_verify(const struct lade_model *model, int n_pieces)
   assert_int_equal(next, model->layers);
   if (n_pieces > 1) {
     double slowest = LADE_MAX(piece_cost(model, longest, false), piece_cost(model, span.n, true));
-    assert_true(slowest <= slowest_min(model, n_pieces) * (1 + 1e-12));
+    assert_true(slowest <= min_slowest(model, n_pieces) * (1 + 1e-12));
   }
 }
 

@@ -243,8 +243,8 @@ static int choice_take(const struct cluster_plan *choices, int n, struct cluster
     min = choices[i].cost.peak_bytes < choices[min].cost.peak_bytes ? i : min;
     const struct lade_layout_cost *cost = &choices[i].cost;
     if (cluster_is_provable(&choices[i]) &&
-        (cost->min_bytes > plan->budget_bytes || cost->min_host_bytes > plan->host_budget_bytes ||
-         cost->min_sum_bytes > plan->budget_bytes + plan->host_budget_bytes))
+        (cost->bound_bytes > plan->budget_bytes || cost->bound_host_bytes > plan->host_budget_bytes ||
+         cost->bound_sum_bytes > plan->budget_bytes + plan->host_budget_bytes))
       continue;
     *plan = choices[i];
     status = cluster_plan_prove_fitting(plan, error);
