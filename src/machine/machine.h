@@ -41,6 +41,11 @@ struct lade_machine_store {
    * of its own. 0: not probed, and LADE_DRIVE_BURST_BYTES.
    */
   uint64_t burst_bytes;
+  /*
+   * Bytes moved by the run or the measurement that told the lasting rates, at most LADE_DRIVE_BURST_BYTES. 0: as
+   * burst_bytes.
+   */
+  uint64_t known_bytes;
   double latency_ns;          /* of one transfer */
   /*
    * The drive's preferred requests: the longest request and their number in flight; the bytes of a window of a streamed

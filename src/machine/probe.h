@@ -59,20 +59,21 @@ bool lade_probe_recall(const struct lade_probe_params *params, struct lade_cost 
  */
 double lade_probe_best_rate(const struct lade_probe_params *params, enum lade_dtype dtype, double flops_per_s);
 
-/* Rates of a drive in a long run, and its burst, as in struct lade_machine_store; 0: not seen. */
+/* Rates of a drive in a long run, its burst and its known bytes, as in struct lade_machine_store; 0: not seen. */
 struct lade_drive_lasting {
   double read_bytes_per_s, write_bytes_per_s, total_bytes_per_s, latency_ns;
-  uint64_t burst_bytes;
+  uint64_t burst_bytes, known_bytes;
 };
 
 /*
- * Measure the lasting rates of the drive of params->store into @store, which has its first rates, for about @limit_ns,
- * at most LADE_DRIVE_SETTLE_NS, and keep them for later predictions. *@ret_is_new false: the drive or the memory has no
- * room to measure in, and nothing changes. Errors of lade_store_open. Blocks.
+ * Measure the lasting rates of the drive of params->store into @store, which has the whole drive's rates so far, and
+ * keep them for later predictions. Take at most @limit_ns and LADE_DRIVE_SUSTAINED_NS, and one pass more if the drive
+ * is slower than its known rates. *@ret_is_new false: the drive is too slow for @limit_ns, or the drive or the memory
+ * has no room to measure in; nothing changes. Errors of lade_store_open and of its transfers. Blocks.
  */
-#define LADE_DRIVE_SETTLE_NS INT64_C(20000000000)
-int lade_probe_settle(const struct lade_probe_params *params, int64_t limit_ns, struct lade_error *error,
-                      struct lade_machine_store *store, bool *ret_is_new);
+#define LADE_DRIVE_SUSTAINED_NS INT64_C(20000000000)
+int lade_probe_measure_sustained(const struct lade_probe_params *params, int64_t limit_ns, struct lade_error *error,
+                                 struct lade_machine_store *store, bool *ret_is_new);
 
 /*
  * Sums for a least-squares fit of the drive's work in a long run. A transfer takes the time of its bytes, and the share

@@ -227,7 +227,9 @@ static bool store_read(const json_t *stores, const struct store_name *name, stru
            rate_read(entry, "lasting_write_bytes_per_s", 0, &store->lasting_write_bytes_per_s) &&
            rate_read(entry, "lasting_bytes_per_s", 0, &store->lasting_bytes_per_s) &&
            rate_read(entry, "lasting_latency_ns", 0, &store->lasting_latency_ns) &&
-           size_read(entry, "burst_bytes", UINT64_C(1) << 50, &store->burst_bytes)));
+           size_read(entry, "burst_bytes", UINT64_C(1) << 50, &store->burst_bytes))) &&
+         (!json_object_get(entry, "known_bytes") ||
+          size_read(entry, "known_bytes", UINT64_C(1) << 50, &store->known_bytes));
 }
 
 bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost)
@@ -277,10 +279,11 @@ static json_t *store_json(const struct lade_machine_store *store, const char *dr
                             store->total_mostly_reads_bytes_per_s, "latency_ns", store->latency_ns, "piece_bytes",
                             (json_int_t)store->piece_bytes, "pieces", store->n_pieces, "window_bytes",
                             (json_int_t)store->window_bytes, "windows", store->n_windows);
-  json_t *lasting = json_pack("{s:f,s:f,s:f,s:f,s:I}", "lasting_read_bytes_per_s", store->lasting_read_bytes_per_s,
+  json_t *lasting = json_pack("{s:f,s:f,s:f,s:f,s:I,s:I}", "lasting_read_bytes_per_s", store->lasting_read_bytes_per_s,
                               "lasting_write_bytes_per_s", store->lasting_write_bytes_per_s, "lasting_bytes_per_s",
                               store->lasting_bytes_per_s, "lasting_latency_ns", store->lasting_latency_ns,
-                              "burst_bytes", (json_int_t)store->burst_bytes);
+                              "burst_bytes", (json_int_t)store->burst_bytes, "known_bytes",
+                              (json_int_t)store->known_bytes);
   json_object_update(entry, lasting);
   json_decref(lasting);
   return entry;
@@ -356,6 +359,12 @@ static bool lasting_put(json_t *entry, const char *name, double rate, bool lower
   return json_object_set_new(entry, name, json_real(rate)) == 0;
 }
 
+/* Put @bytes into @entry, 0 if they were not seen. False: out of memory. */
+static bool bytes_put(json_t *entry, const char *name, uint64_t bytes)
+{
+  return !bytes || json_object_set_new(entry, name, json_integer((json_int_t)bytes)) == 0;
+}
+
 void lade_probe_keep_lasting(const struct lade_probe_params *params, const struct lade_drive_lasting *lasting,
                              bool lower_only)
 {
@@ -368,8 +377,8 @@ void lade_probe_keep_lasting(const struct lade_probe_params *params, const struc
   const json_t *entry = store_name_get(params, &name) ? store_find(stores, &name) : NULL;
   const bool is_good = lasting->latency_ns >= 0 && lasting->latency_ns <= MAX_NS;
   json_t *own = entry && is_good ? json_deep_copy(entry) : NULL;
-  if (own && (!lasting->burst_bytes || !json_object_set_new(own, "burst_bytes",
-                                                            json_integer((json_int_t)lasting->burst_bytes))) &&
+  if (own && bytes_put(own, "burst_bytes", lasting->burst_bytes) &&
+      bytes_put(own, "known_bytes", lasting->known_bytes) &&
       lasting_put(own, "lasting_read_bytes_per_s", lasting->read_bytes_per_s, lower_only) &&
       lasting_put(own, "lasting_write_bytes_per_s", lasting->write_bytes_per_s, lower_only) &&
       lasting_put(own, "lasting_bytes_per_s", lasting->total_bytes_per_s, lower_only) &&

@@ -49,7 +49,17 @@
 #define CHECK_NS 20000000    /* of a check, which begins with one pass of writes */
 #define CHECK_SHARE 0.1      /* least difference of rates that is a change of the drive */
 #define LASTING_BYTES 16e9   /* moved for the lasting rate, unless they take longer than the limit */
-#define LASTING_PASSES 24    /* of a measurement of the lasting rate, at least, unless a pass has MIX_PIECES */
+/*
+ * Passes that fit into the time of a measurement of the lasting rates, at least, unless a pass has MIX_PIECES. Its
+ * first half then has eight, and each rate of the second half is measured over four.
+ */
+#define LASTING_PASSES 16
+/*
+ * Passes that fit into the limit of lade_probe_measure_sustained. Beside LASTING_PASSES there are eight: two write the
+ * new file and its pieces, one ends the first half, two end the stream, two end the turns, and one is for the opening.
+ */
+#define SUSTAINED_PASSES 24
+#define SECOND_HALF_PASSES 5 /* that the second half makes at least: three of the stream, two in turns */
 #define REQUEST_BYTES_MAX (6u << 20) /* the longest that the tuner sends */
 #define REQUESTS_MAX 64              /* the most that it has in flight */
 
@@ -202,12 +212,18 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
   return rc;
 }
 
-/* Give a pass as many pieces as @rate moves in @ns, at most those that it has, and a whole number of mixes. */
-static void passes_shorten(struct drive *drive, double rate, double ns)
+/* Return the pieces, at most @n_max, that @rate moves in @ns, in whole mixes; 0: not one mix. */
+static int pieces_count(int n_max, double rate, double ns)
 {
-  const double n = rate * ns * 1e-9 / (double)PIECE_BYTES;
-  if (n < drive->n_pieces)
-    drive->n_pieces = LADE_MIN(drive->n_pieces, LADE_MAX((int)n / MIX_PIECES, 1) * MIX_PIECES);
+  const double n = fmin(rate * ns * 1e-9 / (double)PIECE_BYTES, n_max);
+  return n < n_max ? (int)n / MIX_PIECES * MIX_PIECES : n_max;
+}
+
+/* Give a pass as many pieces as @rate moves in @ns, at most those that it has, and at least one mix of them. */
+static void drive_pass_shorten(struct drive *drive, double rate, double ns)
+{
+  const int n_least = LADE_MIN(drive->n_pieces, MIX_PIECES);
+  drive->n_pieces = LADE_MAX(pieces_count(drive->n_pieces, rate, ns), n_least);
 }
 
 /*
@@ -269,11 +285,12 @@ static int turns_rates(struct drive *drive, int64_t limit_ns, double limit_bytes
 
 /*
  * Measure the lasting rates of writes, of half reads and of reads for about @limit_ns, or over LASTING_BYTES. The first
- * half, a pass of each in turn, uses up a drive's cache or credit. pre: @store has the first rates, and all pieces were
- * written.
+ * half, a pass of each in turn, uses up a drive's cache or credit. If it shows that the second half takes longer than
+ * that time, and @is_bounded, there is none: *@ret_is_new is false. pre: @store has the first rates, and all pieces
+ * were written.
  */
-static int drive_lasting(struct drive *drive, int64_t limit_ns, struct lade_error *error,
-                         struct lade_machine_store *store)
+static int drive_lasting(struct drive *drive, int64_t limit_ns, bool is_bounded, struct lade_error *error,
+                         struct lade_machine_store *store, bool *ret_is_new)
 {
   const int64_t start_ns = lade_now_ns();
   const int n_pieces = drive->n_pieces;
@@ -281,20 +298,23 @@ static int drive_lasting(struct drive *drive, int64_t limit_ns, struct lade_erro
   int64_t ns = 0;
   int rc = 0;
   for (int i = 0; !rc && bytes < LASTING_BYTES / 2 && ns < limit_ns / 2; i++) {
-    passes_shorten(drive, rate, (double)limit_ns / LASTING_PASSES);
+    drive_pass_shorten(drive, rate, (double)limit_ns / LASTING_PASSES);
     rc = drive_pass(drive, MIX_PIECES / 2 * (2 - i % 3), error);
     const int64_t end_ns = lade_now_ns() - start_ns;
     bytes += pass_bytes(drive);
     rate = pass_bytes(drive) / (double)LADE_MAX(end_ns - ns, 1) * 1e9;
     ns = end_ns;
   }
-  if (!rc)
+  drive_pass_shorten(drive, rate, (double)limit_ns / LASTING_PASSES);
+  const double rest_ns = SECOND_HALF_PASSES * pass_bytes(drive) / rate * 1e9;
+  *ret_is_new = !rc && (!is_bounded || rest_ns <= (double)limit_ns / 2);
+  if (*ret_is_new)
     rc = stream_rate(drive, limit_ns / 4, LASTING_BYTES / 4, error, &store->lasting_bytes_per_s);
-  if (!rc)
+  if (*ret_is_new && !rc)
     rc = turns_rates(drive, limit_ns / 4, LASTING_BYTES / 4, error, &store->lasting_write_bytes_per_s,
                      &store->lasting_read_bytes_per_s);
   store->lasting_latency_ns = store->latency_ns;
-  store->burst_bytes = (uint64_t)bytes;
+  store->burst_bytes = store->known_bytes = (uint64_t)bytes;
   drive->n_pieces = n_pieces;
   return rc;
 }
@@ -406,6 +426,7 @@ static int drive_check(struct drive *drive, struct lade_error *error, struct lad
     measured.lasting_bytes_per_s = known->lasting_bytes_per_s;
     measured.lasting_latency_ns = known->lasting_latency_ns;
     measured.burst_bytes = known->burst_bytes;
+    measured.known_bytes = known->known_bytes;
     measured.piece_bytes = known->piece_bytes;
     measured.n_pieces = known->n_pieces;
     measured.window_bytes = known->window_bytes;
@@ -466,40 +487,55 @@ bool lade_drive_points_fit(const struct lade_drive_points *points, double *ret_l
   return has_any;
 }
 
-/* Open the drive for passes over N_PIECES. *ret_drive NULL: neither the memory nor the drive has the room. */
-static int drive_open_for_passes(const struct lade_probe_params *params, struct lade_error *error,
+/* Open the drive for passes over @n_pieces. *ret_drive NULL: neither the memory nor the drive has the room. */
+static int drive_open_for_passes(const struct lade_probe_params *params, int n_pieces, struct lade_error *error,
                                  struct drive **ret_drive)
 {
-  const uint64_t bytes = N_PIECES * PIECE_BYTES;
+  const uint64_t bytes = (uint64_t)n_pieces * PIECE_BYTES;
+  struct lade_error own = {0};
   *ret_drive = NULL;
   if (2 * bytes > probe_room_bytes())
     return 0;
-  int rc = drive_open(params, bytes, error, ret_drive);
-  return rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG ? 0 : rc; /* the run's own data may fit */
+  int rc = drive_open(params, bytes, &own, ret_drive);
+  if (rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG)
+    return 0; /* the run's own data may fit */
+  if (rc && error)
+    *error = own;
+  return rc;
 }
 
-int lade_probe_settle(const struct lade_probe_params *params, int64_t limit_ns, struct lade_error *error,
-                      struct lade_machine_store *store, bool *ret_is_new)
+/* Return the least rate of reads, writes and half of each that is known of @store. */
+static double least_rate(const struct lade_machine_store *store)
+{
+  const double total = lade_cost_drive_bytes_per_s(store, 0.5);
+  return fmin(total, fmin(lade_cost_drive_bytes_per_s(store, 0), lade_cost_drive_bytes_per_s(store, 1)));
+}
+
+int lade_probe_measure_sustained(const struct lade_probe_params *params, int64_t limit_ns, struct lade_error *error,
+                                 struct lade_machine_store *store, bool *ret_is_new)
 {
   struct drive *drive;
-  struct lade_machine_store settled = *store;
+  struct lade_machine_store measured = *store;
   LADE_ASSERT(params->store && store->total_bytes_per_s > 0 && limit_ns > 0);
   *ret_is_new = false;
-  int rc = drive_open_for_passes(params, error, &drive);
-  if (rc || !drive)
+  limit_ns = LADE_MIN(limit_ns, LADE_DRIVE_SUSTAINED_NS);
+  const int n_pieces = pieces_count(N_PIECES, least_rate(store), (double)limit_ns / SUSTAINED_PASSES);
+  int rc = n_pieces ? drive_open_for_passes(params, n_pieces, error, &drive) : 0;
+  if (rc || !n_pieces || !drive)
     return rc;
+  bool is_new = false;
   rc = drive_pass(drive, MIX_PIECES, error);
   if (!rc)
-    rc = drive_lasting(drive, LADE_MIN(limit_ns, LADE_DRIVE_SETTLE_NS), error, &settled);
+    rc = drive_lasting(drive, limit_ns / SUSTAINED_PASSES * LASTING_PASSES, true, error, &measured, &is_new);
   drive_close(drive);
-  if (rc)
+  if (rc || !is_new)
     return rc;
-  *store = settled;
+  *store = measured;
   *ret_is_new = true;
   const struct lade_drive_lasting lasting = {
       .read_bytes_per_s = store->lasting_read_bytes_per_s, .write_bytes_per_s = store->lasting_write_bytes_per_s,
       .total_bytes_per_s = store->lasting_bytes_per_s, .latency_ns = store->lasting_latency_ns,
-      .burst_bytes = store->burst_bytes};
+      .burst_bytes = store->burst_bytes, .known_bytes = store->known_bytes};
   if (!params->skip_cache)
     lade_probe_keep_lasting(params, &lasting, false);
   return 0;
@@ -510,7 +546,7 @@ int probe_store_again(const struct lade_probe_params *params, struct lade_error 
 {
   struct drive *drive;
   *ret_is_new = false;
-  int rc = drive_open_for_passes(params, error, &drive);
+  int rc = drive_open_for_passes(params, N_PIECES, error, &drive);
   if (rc || !drive)
     return rc; /* the known rates are the best ones that there are */
   rc = drive_check(drive, error, store, ret_is_new);
@@ -536,8 +572,9 @@ int probe_store(const struct lade_probe_params *params, struct lade_error *error
   rc = drive_measure(drive, error, store);
   if (!rc && !*ret_is_cramped)
     rc = drive_tune(drive, error, store);
+  bool is_new;
   if (!rc && params->is_renewed)
-    rc = drive_lasting(drive, LADE_DRIVE_SETTLE_NS, error, store);
+    rc = drive_lasting(drive, LADE_DRIVE_SUSTAINED_NS, false, error, store, &is_new);
   drive_close(drive);
   return rc;
 }

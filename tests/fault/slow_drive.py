@@ -3,13 +3,18 @@
 """A drive that is fast for the probe and slow in steps, reads and writes at rates of their own: the first run predicts
 the first rates and says so, and keeps the rates of its steps; the next run predicts its step within a tenth.
 
-Usage: slow_drive.py LADE REFUSE SLOW_DRIVE [probe | burst]
+Usage: slow_drive.py LADE REFUSE SLOW_DRIVE [probe | burst | limit | optional]
 
 With "probe" the drive is slow for the probe too. `lade doctor --probe` then stops at its time limit and keeps the bytes
 that a long run moves, fewer than those of a fast drive.
 
 With "burst" the drive serves its first 600 MB eight times as fast as the rest. A long run measures the drive past them
 before it plans, and its first step takes the time that it predicts. A second one does not measure again.
+
+With "limit" a run measures a slow drive within a twentieth of its time, and does not begin to on a slower one.
+
+With "optional" the drive is slow for measurements alone, so that runs of hours take a second. Runs with and without
+their measurement end with the same bits: one rank, two of them, a durable run, and runs whose measurement fails.
 """
 import errno
 import glob
@@ -50,6 +55,27 @@ def lade(*args, **rates):
 def train(steps, **rates):
     out, err = lade("train", *TRAIN, "--steps", str(steps), "--eval-iters", "1", **rates)
     return json.loads(out), err
+
+
+def moved_bytes():
+    """Bytes that the slow drive moved, by the size of their file. The next run begins a new log."""
+    moved = {}
+    with open("calls", encoding="utf-8") as file:
+        for line in file:
+            size, n = map(int, line.split())
+            moved[size] = moved.get(size, 0) + n
+    os.remove("calls")
+    return moved
+
+
+def rates_forget():
+    path, probed = kept()
+    for entry in probed["stores"].values():
+        for kind in ("read_", "write_", ""):
+            entry[f"lasting_{kind}bytes_per_s"] = 0.0
+        entry["burst_bytes"] = entry["known_bytes"] = 0
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(probed, file)
 
 
 def kept():
@@ -116,7 +142,84 @@ if sys.argv[4:] == ["burst"]:
     for field in ("lasting_read_bytes_per_s", "lasting_write_bytes_per_s", "lasting_bytes_per_s", "burst_bytes"):
         assert again[field] == entry[field], (field, again, entry)  # they are known, and not measured again
     assert "that it does in long runs" in err, err
+    # A long run told these rates, after a measurement of few bytes: this run's measurement would tell less.
+    path, probed = kept()
+    told = dict.fromkeys(("lasting_read_bytes_per_s", "lasting_write_bytes_per_s", "lasting_bytes_per_s"), 50e6)
+    [entry] = probed["stores"].values()
+    entry.update(told, burst_bytes=20_000_000, known_bytes=8 << 30)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(probed, file)
+    long_run(steps, 0, **BURST, SLOW_BURST_BYTES="600e6")
+    [again] = kept()[1]["stores"].values()
+    assert {field: again[field] for field in told} == told and again["known_bytes"] == 8 << 30, again
     print(f"predicted {predicted:.3f} s, taken {seconds}; by the first rates {fast['predicted_step_seconds']:.3f} s")
+    sys.exit(0)
+
+STEADY = {"SLOW_READ": "60e6", "SLOW_WRITE": "60e6", "SLOW_FILE_BYTES": str(256 << 20), "SLOW_LOG": "calls"}
+PIECE = 2 << 20
+MEASURED = [n * PIECE for n in (4, 8, 12)]  # sizes of a file in which the lasting rates of these drives are measured
+
+
+def measured_bytes(seconds, rate, **rates):
+    """Bytes that a run moves for the lasting rates, when a twentieth of its predicted time is @seconds at @rate."""
+    rates_forget()
+    long_run(int(20 * seconds / fast["predicted_step_seconds"] * rate / 60e6), 0, **{**STEADY, **rates})
+    moved = moved_bytes()
+    return sum(moved.get(size, 0) for size in MEASURED), kept()[1]["stores"]
+
+
+if sys.argv[4:] == ["limit"]:
+    fast, err = train(2, **STEADY)
+    moved_bytes()
+    n, stores = measured_bytes(5, 60e6)
+    assert 0 < n <= 1.05 * 60e6 * 5 and all(entry["known_bytes"] > 0 for entry in stores.values()), (n, stores)
+    # The drive's burst ends within the measurement: its second half would take too long, and the first rates stay.
+    burst = 4 * 32 * 2**20  # of the check of known rates three parts, and the first passes
+    n, stores = measured_bytes(5, 60e6, SLOW_READ="7.5e6", SLOW_WRITE="7.5e6", SLOW_BURST_BYTES=str(burst))
+    assert n <= 1.05 * 60e6 * 5 / 2 and all(entry["lasting_bytes_per_s"] == 0 for entry in stores.values()), (n, stores)
+    # A pass of the slower drive takes too long: no byte is moved.
+    n, stores = measured_bytes(4.5, 20e6, SLOW_READ="20e6", SLOW_WRITE="20e6")
+    assert n == 0 and all(entry["lasting_bytes_per_s"] == 0 for entry in stores.values()), (n, stores)
+    sys.exit(0)
+
+
+def ended(steps, *options, n_ranks=0, **rates):
+    """Run to the end. Return the digests, the words, and the lasting rate of the drive's entry."""
+    launch = ["launch", "-n", str(n_ranks), "--", LADE] if n_ranks else []
+    out, err = lade(*launch, "train", *TRAIN, *options, "--steps", str(steps), "--eval-iters", "1",
+                    **rates)
+    summary = json.loads(out)
+    return [summary[name] for name in ("loss_digest", "params_digest")], err, [
+        entry["lasting_bytes_per_s"] for entry in kept()[1]["stores"].values()][0]
+
+
+def told_mib(err):
+    return float(re.search(r"of the ([\d.]+) MiB/s that it does in long runs", err)[1])
+
+
+if sys.argv[4:] == ["optional"]:
+    SIZES = {**STEADY, "SLOW_SIZES": ",".join(map(str, [*MEASURED, 32 << 20, 64 << 20]))}
+    first, _ = train(2, **SIZES)
+    steps = int(20 * 5 / first["predicted_step_seconds"])
+    usual, err, rate = ended(steps)  # on the fast drive
+    assert "at first" in err and rate == 0, (err, rate)
+    digests, err, rate = ended(steps, **SIZES)
+    assert digests == usual and 45 < told_mib(err) < 70, (digests, usual, err, rate)
+    for error in (errno.EIO, errno.ENOSPC):
+        rates_forget()
+        failing = {"SLOW_ERRNO": str(error), "SLOW_ERRNO_FILE_BYTES": str(9 << 20), "SLOW_ERRNO_BYTES": "50e6"}
+        digests, err, rate = ended(steps, **SIZES, **failing)
+        assert digests == usual and rate == 0 and "at first" in err, (digests, usual, err, rate)
+        assert "note: the drive's rates in long runs were not measured: " in err, err
+    rates_forget()
+    digests, err, rate = ended(steps, "--durable", **SIZES)
+    assert digests == usual and 45 < told_mib(err) < 70, (digests, usual, err, rate)
+    usual, err, _ = ended(steps, n_ranks=2)
+    rates_forget()
+    digests, err, rate = ended(steps, n_ranks=2, **SIZES)
+    assert digests == usual and 30e6 < rate < 90e6, (digests, usual, err, rate)
+    told = [float(number) for number in re.findall(r"of the ([\d.]+) MiB/s that it does in long runs", err)]
+    assert told and all(0.5 * 0.8 < value * 2**20 / rate < 0.5 * 1.2 for value in told), (told, rate)  # each has a half
     sys.exit(0)
 
 fast, err = train(2)
@@ -145,6 +248,7 @@ for attempt in range(4):  # a busy machine may delay the run that tells the rate
 else:
     raise AssertionError((share, entry, second["predicted_queue_seconds"], second["measured_queue_seconds"],
                           second["predicted_step_seconds"], second["measured_step_seconds"]))
+assert entry["known_bytes"] >= 3 * moved == entry["burst_bytes"], entry  # more bytes than a measurement's told the rates
 assert second["params_digest"] == first["params_digest"] and second["loss_digest"] == first["loss_digest"]
 words = lade("doctor", "--store", ".", "--allow-tmpfs")[0]
 [entry] = kept()[1]["stores"].values()  # the last run may have changed the rates that it was predicted with
@@ -152,3 +256,15 @@ rates = [f"{entry[f'lasting_{kind}bytes_per_s'] / 1e9:.2f}" for kind in ("read_"
 assert "in long runs: read {} GB/s, write {}, half of each {}".format(*rates) in words, (rates, words)
 print(f"predicted {share:.2f} of the second run's step; first run {first['predicted_step_seconds']:.4f} of "
       f"{first['measured_step_seconds']:.4f} s; {entry}")
+
+# Prices of another machine's drive: this one is not measured for them, at rates that make the run a long one or at none.
+path, before = kept()
+usual, _ = train(2)
+for rate in (1e4, 0):
+    with open("machine.json", "w", encoding="utf-8") as file:
+        json.dump({"preset": "a100-80g", "store": {"read_bytes_per_s": rate or 1e4, "write_bytes_per_s": rate or 1e4,
+                                                   "total_bytes_per_s": rate}}, file)
+    described, err = lade("train", *TRAIN, "--machine", "machine.json", "--steps", "2", "--eval-iters", "1")
+    described = json.loads(described)
+    assert described["predicted_step_seconds"] * 2 > 80 and "drive: " in err and "long runs" not in err, (described, err)
+    assert described["loss_digest"] == usual["loss_digest"] and described["params_digest"] == usual["params_digest"]

@@ -127,7 +127,7 @@ static double step_ns(const struct share_walk *walk, int at)
  * True if no kernel runs beside @op, a collective: autograd computes both gradients of a linear layer as one node, and
  * the sum of its input's over ranks is the next one. Megatron-LM's own linear layers start that sum in between.
  */
-static bool runs_alone(const struct share_walk *walk, const struct lade_op *op)
+static bool collective_runs_alone(const struct share_walk *walk, const struct lade_op *op)
 {
   return walk->cost->is_eager && op->kind == LADE_OP_ALL_REDUCE;
 }
@@ -136,14 +136,14 @@ static bool runs_alone(const struct share_walk *walk, const struct lade_op *op)
 static double step_run(struct share_walk *walk, struct queue_pair *queues, int at)
 {
   const struct lade_op *op = op_at(walk, at);
-  const int queue = lade_op_is_collective(op->kind) && !runs_alone(walk, op);
+  const bool is_alone = collective_runs_alone(walk, op);
+  const int queue = lade_op_is_collective(op->kind) && !is_alone;
   double start_ns = queues->now_ns[queue];
   for (int i = 0; i < op->n_in; i++) {
     if (op->in[i] >= 0)
       start_ns = LADE_MAX(start_ns, walk->ready_ns[op->in[i]]);
   }
-  const double waited_ns = queue == 0 ? start_ns - queues->now_ns[0] + (runs_alone(walk, op) ? step_ns(walk, at) : 0)
-                                      : 0;
+  const double waited_ns = queue == 0 ? start_ns - queues->now_ns[0] + (is_alone ? step_ns(walk, at) : 0) : 0;
   queues->now_ns[queue] = start_ns + step_ns(walk, at);
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] >= 0)

@@ -93,9 +93,9 @@ struct lade_probe_params session_cache_params(const lade_session *session, const
 int session_prices_make(lade_session *session, struct lade_error *error);
 /*
  * Measure the drive's lasting rates if it bounds a long run and they are unknown, and then replace the plan by one that
- * is made with them. Errors as lade_probe_settle's and session_plan's. Collective.
+ * is made with them. A drive that cannot be measured keeps its rates, with a note. As session_plan. Collective.
  */
-int session_drive_settle(lade_session *session, struct lade_error *error);
+int session_drive_measure_sustained(lade_session *session, struct lade_error *error);
 /* Add the io queue's work of the last step, of @wall_ns, to the observations of the drive. */
 void session_drive_count(lade_session *session, int64_t wall_ns);
 /* Keep the drive's rates and latency for later predictions, if this run moved more than a drive's burst. */

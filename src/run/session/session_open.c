@@ -555,7 +555,7 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   if (!status)
     status = session_plan(s, error);
   if (!status)
-    status = session_drive_settle(s, error);
+    status = session_drive_measure_sustained(s, error);
   if (status || s->params.is_plan_only)
     return status == -EOVERFLOW && s->params.is_plan_only ? 0 : status;
   status = session_agree_programs(s, error);
@@ -572,6 +572,7 @@ int lade_session_open(const struct lade_session_params *params, struct lade_erro
   if (!session)
     return lade_error_set(error, -ENOMEM, "no memory for a session");
   session->params = *params;
+  session->n_sharing_drive = 1;
   lade_comm *world = params->is_dry || params->is_plan_only ? NULL : params->world;
   session->group.world = world; /* lets session_fail report to the other ranks */
   if (world)
