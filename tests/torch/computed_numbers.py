@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that a step reads from tensors it computes, by item(): what becomes of them, and the uses that are refused."""
+import builtins
 import copy
 import json
 import math
@@ -86,7 +87,28 @@ def float_is_a_number():
     same("floats", floats)
     assert "__lade_float__" not in floats.__code__.co_names
     code = (lambda x: type(x) is float).__code__
-    assert lade.torch.tracing.conversions.replaced(code) is code
+    replaced = lade.torch.tracing.conversions.replaced
+    assert replaced(code) is code
+    space = {}
+    exec("def many(x):\n    return (" + ", ".join(f"a{i}" for i in range(300)) + ", float(x)) if x < 0 else float(x)", space)
+    assert space["many"].__code__ != replaced(space["many"].__code__) and "__lade_float__" in replaced(space["many"].__code__).co_names
+    one, other = (compile("def f(x):\n    return float(x)", file, "exec").co_consts[0] for file in ("/one.py", "/other.py"))
+    assert one == other and [replaced(code).co_filename for code in (one, other)] == ["/one.py", "/other.py"]
+
+
+def functions_named_float_are_the_users():
+    """A module's own float, imported or defined there, in its globals or in the builtins of its globals."""
+    text = "def scaled(loss):\n    return loss * float(0.5)\ndef named(model, loss):\n    return loss.detach() * float(0.5)\n"
+    triple = {"float": lambda x: x * 3}
+    for space in ({**triple}, {"__builtins__": {**vars(builtins), **triple}}):
+        exec(compile(text, __file__, "exec"), space)
+        same("a float of the user's", space["named"])
+
+        def used(model, loss, space=space):
+            for p in model.parameters():
+                p.grad.mul_(space["scaled"](loss).item())
+            return space["scaled"](torch.ones(()))
+        same("a float of the user's in a helper", used)
 
 
 def long_sums_are_returned():
@@ -299,6 +321,7 @@ if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
     if sys.version_info >= (3, 11):
         float_is_a_number()
+        functions_named_float_are_the_users()
     else:
         assert "computed_numbers.py" in refused_use(lambda m, loss: float(loss)).line
     for test in (numbers_are_returned, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,

@@ -7,6 +7,7 @@ apart exists since Python 3.11; before, float() of a computed value is refused. 
 what float() gives it.
 """
 import builtins
+import collections
 import contextlib
 import dis
 import functools
@@ -18,7 +19,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .numbers import ComputedNumber
 from .reads import is_users
 
-_NAME = "__lade_float__"
 _IS_TOLD = sys.version_info >= (3, 11)  # the lowest bit of LOAD_GLOBAL's argument stands for a call
 _INDEX_MAX = 127  # of a name in one byte, beside the flag
 _VISITED_MAX = 10_000
@@ -33,26 +33,40 @@ def as_float(*args):
     return float(*args)
 
 
-def _calls(code):
-    """Return the offsets where a code object loads float to call it."""
-    return [one.offset for one in dis.get_instructions(code)
-            if one.opname == "LOAD_GLOBAL" and one.argval == "float" and one.arg & 1] if "float" in code.co_names else []
+_Called = collections.namedtuple("_Called", "own plain stand_in")  # name of the stand-in, Python's function, the stand-in
+_CALLED = {"float": _Called("__lade_float__", float, as_float)}
 
 
-@functools.lru_cache(1024)
-def replaced(code):
-    """Return a copy of a code object that calls as_float() for float(), or itself if it does not call float()."""
-    inner = tuple(replaced(one) if isinstance(one, types.CodeType) else one for one in code.co_consts)
-    has_inner = any(new is not old for new, old in zip(inner, code.co_consts))
-    calls, index = _calls(code), len(code.co_names)
-    if not calls and not has_inner:
-        return code
-    raw, names = bytearray(code.co_code), code.co_names
-    if calls and index <= _INDEX_MAX:
-        names += _NAME,
-        for offset in calls:
+def _loads(code, name):
+    """Return the offsets where a code object loads a global @name to call it, and whether it uses that name elsewhere too."""
+    found = [one for one in dis.get_instructions(code) if one.opcode in dis.hasname and one.argval == name]
+    calls = [one.offset for one in found if one.opname == "LOAD_GLOBAL" and one.arg & 1]
+    return calls, len(calls) < len(found)
+
+
+def replaced(code, names=frozenset(_CALLED)):
+    """Return a copy of a code object that calls the functions of this file for those of @names, or itself if it calls none."""
+    inner = tuple(replaced(one, names) if isinstance(one, types.CodeType) else one for one in code.co_consts)
+    is_changed = any(new is not old for new, old in zip(inner, code.co_consts))
+    raw, own = bytearray(code.co_code), list(code.co_names)
+    for name in sorted(names.intersection(code.co_names)):
+        calls, has_other = _loads(code, name)
+        index = len(own) if has_other else own.index(name)
+        if not calls or has_other and index > _INDEX_MAX:
+            continue
+        is_changed = True
+        own[index:index + 1] = _CALLED[name].own,
+        for offset in calls if has_other else ():
             raw[offset + 1] = index << 1 | 1
-    return code.replace(co_code=bytes(raw), co_names=names, co_consts=inner)
+    return code.replace(co_code=bytes(raw), co_names=tuple(own), co_consts=inner) if is_changed else code
+
+
+def _replaced_names(function):
+    """Return the names that mean Python's own functions in a function's code: neither its module nor its builtins bind another."""
+    if function.__builtins__ is not vars(builtins):
+        return frozenset()
+    return frozenset(name for name, called in _CALLED.items()
+                     if function.__globals__.get(name, vars(builtins).get(name)) is called.plain)
 
 
 def _functions(fn):
@@ -93,14 +107,15 @@ def _content(cell):
 @contextlib.contextmanager
 def replacing(fn):
     """Within this context the functions of a step call as_float() where they call float()."""
-    held = [(one, one.__code__) for one in _functions(fn)] if _IS_TOLD else []
-    held = [(one, code) for one, code in held if replaced(code) is not code]
-    if held:
-        setattr(builtins, _NAME, as_float)  # it stays: another thread may be in a copy for longer
-    for function, code in held:
-        function.__code__ = replaced(code)
+    held = [(one, one.__code__, replaced(one.__code__, _replaced_names(one))) for one in _functions(fn)] if _IS_TOLD else []
+    for called in _CALLED.values() if held else ():
+        setattr(builtins, called.own, called.stand_in)  # it stays: another thread may be in a copy for longer
     try:
+        for function, code, copy in held:
+            if copy is not code:
+                function.__code__ = copy
         yield
     finally:
-        for function, code in held:
-            function.__code__ = code
+        for function, code, copy in held:
+            if copy is not code:
+                function.__code__ = code
