@@ -120,6 +120,20 @@ def long_sums_are_returned():
     same("a sum of many numbers", summed, 1, DATA[:2])
 
 
+def sums_are_pythons():
+    """sum() of floats carries rounding errors along since Python 3.12, which a chain of additions does not."""
+    same("sums", lambda m, loss: (
+        sum([loss.item() * k for k in (1e16, 1.0, -1e16, 3.0)]), sum((loss.item() * k for k in (1e16, 1.0, -1e16)), start=loss.item()),
+        sum([0.1, loss.item(), 1]), sum([loss.item()], 2), sum(float(p.grad.norm()) for p in m.parameters() for _ in range(9)),
+        sum([1e16, 1.0, -1e16]), sum(p.grad.norm() for p in m.parameters()), loss.item() * 1e16 + 1.0 + loss.item() * -1e16))
+    same("whole sums", lambda m, loss: m[0].weight.grad.mul_(sum([(m[0].weight.detach() > 0.2).sum().item(), 1])).sum())
+    if sys.version_info >= (3, 12):
+        for use in (lambda m, loss: loss.detach() * sum([loss.item(), 0.1, 0.2]), lambda m, loss: list(map(sum, [[loss.item(), 0.1]])),
+                    lambda m, loss: getattr(builtins, "sum")([loss.item(), 0.1])):
+            fault = refused_use(use)
+            assert "sum()" in str(fault) and "computed_numbers.py" in fault.line, fault
+
+
 class Scaled(nn.Module):
     """A model with a parameter of one element."""
 
@@ -324,7 +338,7 @@ if __name__ == "__main__":
         functions_named_float_are_the_users()
     else:
         assert "computed_numbers.py" in refused_use(lambda m, loss: float(loss)).line
-    for test in (numbers_are_returned, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
+    for test in (numbers_are_returned, sums_are_pythons, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
                  numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
                  other_uses_are_refused):
         test()

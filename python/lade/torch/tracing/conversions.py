@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """float() of computed values within a step: during a capture calls of float() in the step's code become calls of as_float().
+sum() of Python 3.12 and later rounds another way than a chain of additions, so it becomes as_sum() there.
 
 float() returns a true float, so no object of a capture can stand for its result. A copy of each code object names as_float where
 the code calls float, and leaves it where the code compares or passes float itself. The flag of LOAD_GLOBAL that tells the two
@@ -16,7 +17,7 @@ import types
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .numbers import ComputedNumber
+from .numbers import ComputedNumber, HAS_EXACT_SUMS, is_among, of_sum
 from .reads import is_users
 
 _IS_TOLD = sys.version_info >= (3, 11)  # the lowest bit of LOAD_GLOBAL's argument stands for a call
@@ -33,8 +34,19 @@ def as_float(*args):
     return float(*args)
 
 
+def as_sum(*args, **kwargs):
+    """Return sum(*args, **kwargs), or one number of the capture for a sum with computed values."""
+    values, *rest = args or ((),)
+    if not args or len(rest) + len(kwargs) > 1 or kwargs.keys() - {"start"}:
+        return sum(*args, **kwargs)
+    values = list(values)
+    return of_sum(*rest, *kwargs.values(), values=values) if is_among(values + rest + list(kwargs.values())) else sum(values, *rest, **kwargs)
+
+
 _Called = collections.namedtuple("_Called", "own plain stand_in")  # name of the stand-in, Python's function, the stand-in
 _CALLED = {"float": _Called("__lade_float__", float, as_float)}
+if HAS_EXACT_SUMS:
+    _CALLED["sum"] = _Called("__lade_sum__", sum, as_sum)
 
 
 def _loads(code, name):
