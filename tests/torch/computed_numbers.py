@@ -2,8 +2,10 @@
 """Numbers that a step reads from tensors it computes, by item(): what becomes of them, and the uses that are refused."""
 import builtins
 import copy
+import functools
 import json
 import math
+import os
 import sys
 from unittest import mock
 
@@ -94,6 +96,36 @@ def float_is_a_number():
     assert space["many"].__code__ != replaced(space["many"].__code__) and "__lade_float__" in replaced(space["many"].__code__).co_names
     one, other = (compile("def f(x):\n    return float(x)", file, "exec").co_consts[0] for file in ("/one.py", "/other.py"))
     assert one == other and [replaced(code).co_filename for code in (one, other)] == ["/one.py", "/other.py"]
+
+
+def float_is_seen_where_functions_are():
+    """Those of other modules, in wrappers of torch's, bases, defaults, containers and attributes; elsewhere .item() is named."""
+    path = os.path.join(SCRATCH.name, "helpers_of_floats.py")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("def mean_of(loss):\n    return float(loss)\nclass Base:\n    def inherited(self, loss):\n        return float(loss)\n")
+    sys.path.insert(0, SCRATCH.name)
+    import helpers_of_floats as helpers
+
+    class Meter(helpers.Base):
+        def __init__(self):
+            self.read = lambda loss: float(loss)
+
+    @torch.no_grad()
+    def bare(loss):
+        return float(loss)
+
+    @functools.lru_cache
+    def cached(n):
+        return float(n)
+    meter, table = Meter(), {"read": [lambda loss: float(loss)]}
+
+    def by_default(m, loss, read=lambda loss: float(loss)):
+        return read(loss)
+    same("far floats", lambda m, loss: (helpers.mean_of(loss), meter.inherited(loss), meter.read(loss), bare(loss), table["read"][0](loss),
+                                        by_default(m, loss), cached(3)))
+    same("a wrapped step", torch.enable_grad()(lambda m, loss: float(loss)))
+    fault = refused_use(lambda m, loss: list(map(float, [loss])))
+    assert "write .item()" in str(fault) and "computed_numbers.py" in fault.line, fault
 
 
 def functions_named_float_are_the_users():
@@ -336,6 +368,7 @@ if __name__ == "__main__":
     if sys.version_info >= (3, 11):
         float_is_a_number()
         functions_named_float_are_the_users()
+        float_is_seen_where_functions_are()
     else:
         assert "computed_numbers.py" in refused_use(lambda m, loss: float(loss)).line
     for test in (numbers_are_returned, sums_are_pythons, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,

@@ -15,14 +15,18 @@ import functools
 import sys
 import types
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .numbers import ComputedNumber, HAS_EXACT_SUMS, is_among, of_sum
+from .places import ENTRIES_MAX
 from .reads import is_users
 
 _IS_TOLD = sys.version_info >= (3, 11)  # the lowest bit of LOAD_GLOBAL's argument stands for a call
 _INDEX_MAX = 127  # of a name in one byte, beside the flag
-_VISITED_MAX = 10_000
+_VISITED_MAX = 100_000
+_PLAIN = (int, float, str, bytes, type(None), torch.Tensor)
+_CACHED = type(functools.lru_cache(len))
 
 
 def as_float(*args):
@@ -82,27 +86,47 @@ def _replaced_names(function):
 
 
 def _functions(fn):
-    """Yield the user's functions that a step reaches: itself, those in closures, and those of their modules with their classes."""
-    queue, met = [fn, type(fn)], set()
+    """Yield the user's functions that a step reaches: through closures, globals, defaults, wrappers, attributes, lists and dicts."""
+    queue, met = collections.deque((fn,)), set()
     while queue and len(met) < _VISITED_MAX:
-        thing = queue.pop()
-        if id(thing) in met:
+        thing = queue.popleft()
+        if id(thing) in met or isinstance(thing, _PLAIN):
             continue
         met.add(id(thing))
-        if isinstance(thing, functools.partial):
-            queue.append(thing.func)
-        elif isinstance(thing, (types.MethodType, staticmethod, classmethod)):
-            queue += [thing.__func__, type(getattr(thing, "__self__", None))]
-        elif isinstance(thing, property):
-            queue += [thing.fget, thing.fset]
-        elif isinstance(thing, type):
-            queue += list(vars(thing).values()) if is_users(_file_of(thing.__module__), thing.__module__) else []
-        elif isinstance(thing, types.FunctionType) and is_users(thing.__code__.co_filename, thing.__module__ or ""):
-            yield thing
+        if isinstance(thing, types.FunctionType):
             queue += [getattr(thing, "__wrapped__", None), *map(_content, thing.__closure__ or ())]
-            if id(thing.__globals__) not in met:
-                met.add(id(thing.__globals__))
-                queue += [one for one in list(thing.__globals__.values()) if isinstance(one, (type, types.FunctionType))]
+            if is_users(thing.__code__.co_filename, thing.__module__ or ""):
+                yield thing
+                queue += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+                if id(thing.__globals__) not in met:
+                    met.add(id(thing.__globals__))
+                    queue += list(thing.__globals__.values())
+        else:
+            queue += _within(thing)
+
+
+def _within(thing):
+    """Return the objects in another one that is no function."""
+    if isinstance(thing, functools.partial):
+        return [thing.func]
+    if isinstance(thing, types.MethodType):
+        return [thing.__func__, thing.__self__]
+    if isinstance(thing, (staticmethod, classmethod, _CACHED)):
+        return [thing.__wrapped__]
+    if isinstance(thing, property):
+        return [thing.fget, thing.fset]
+    if isinstance(thing, functools.cached_property):
+        return [thing.func]
+    if isinstance(thing, types.ModuleType):
+        return list(vars(thing).values()) if is_users(getattr(thing, "__file__", None) or "<", thing.__name__) else []
+    if isinstance(thing, type):
+        return [one for kind in thing.__mro__ if is_users(_file_of(kind.__module__), kind.__module__) for one in list(vars(kind).values())]
+    if type(thing) in (dict, collections.OrderedDict, list, tuple):
+        return list(thing.values() if isinstance(thing, dict) else thing) if len(thing) <= ENTRIES_MAX else []
+    kind = type(thing)
+    if isinstance(thing, torch.nn.Module) or is_users(_file_of(kind.__module__), kind.__module__) and kind.__dictoffset__:
+        return [kind, *list(object.__getattribute__(thing, "__dict__").values())]
+    return []
 
 
 def _file_of(module):
