@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that a step reads from tensors it computes, by item(): what becomes of them, and the uses that are refused."""
+import builtins
 import copy
+import functools
 import json
 import math
+import os
 import sys
 from unittest import mock
 
@@ -86,7 +89,58 @@ def float_is_a_number():
     same("floats", floats)
     assert "__lade_float__" not in floats.__code__.co_names
     code = (lambda x: type(x) is float).__code__
-    assert lade.torch.tracing.conversions.replaced(code) is code
+    replaced = lade.torch.tracing.conversions.replaced
+    assert replaced(code) is code
+    space = {}
+    exec("def many(x):\n    return (" + ", ".join(f"a{i}" for i in range(300)) + ", float(x)) if x < 0 else float(x)", space)
+    assert space["many"].__code__ != replaced(space["many"].__code__) and "__lade_float__" in replaced(space["many"].__code__).co_names
+    one, other = (compile("def f(x):\n    return float(x)", file, "exec").co_consts[0] for file in ("/one.py", "/other.py"))
+    assert one == other and [replaced(code).co_filename for code in (one, other)] == ["/one.py", "/other.py"]
+
+
+def float_is_seen_where_functions_are():
+    """Those of other modules, in wrappers of torch's, bases, defaults, containers and attributes; elsewhere .item() is named."""
+    path = os.path.join(SCRATCH.name, "helpers_of_floats.py")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("def mean_of(loss):\n    return float(loss)\nclass Base:\n    def inherited(self, loss):\n        return float(loss)\n")
+    sys.path.insert(0, SCRATCH.name)
+    import helpers_of_floats as helpers
+
+    class Meter(helpers.Base):
+        def __init__(self):
+            self.read = lambda loss: float(loss)
+
+    @torch.no_grad()
+    def bare(loss):
+        return float(loss)
+
+    @functools.lru_cache
+    def cached(n):
+        return float(n)
+    meter, table = Meter(), {"read": [lambda loss: float(loss)]}
+
+    def by_default(m, loss, read=lambda loss: float(loss)):
+        return read(loss)
+    same("far floats", lambda m, loss: (helpers.mean_of(loss), meter.inherited(loss), meter.read(loss), bare(loss), table["read"][0](loss),
+                                        by_default(m, loss), cached(3)))
+    same("a wrapped step", torch.enable_grad()(lambda m, loss: float(loss)))
+    fault = refused_use(lambda m, loss: list(map(float, [loss])))
+    assert "write .item()" in str(fault) and "computed_numbers.py" in fault.line, fault
+
+
+def functions_named_float_are_the_users():
+    """A module's own float, imported or defined there, in its globals or in the builtins of its globals."""
+    text = "def scaled(loss):\n    return loss * float(0.5)\ndef named(model, loss):\n    return loss.detach() * float(0.5)\n"
+    triple = {"float": lambda x: x * 3}
+    for space in ({**triple}, {"__builtins__": {**vars(builtins), **triple}}):
+        exec(compile(text, __file__, "exec"), space)
+        same("a float of the user's", space["named"])
+
+        def used(model, loss, space=space):
+            for p in model.parameters():
+                p.grad.mul_(space["scaled"](loss).item())
+            return space["scaled"](torch.ones(()))
+        same("a float of the user's in a helper", used)
 
 
 def long_sums_are_returned():
@@ -96,6 +150,20 @@ def long_sums_are_returned():
             total += loss.item() / (i + 1)
         return total, round(total), isinstance(round(total), int)
     same("a sum of many numbers", summed, 1, DATA[:2])
+
+
+def sums_are_pythons():
+    """sum() of floats carries rounding errors along since Python 3.12, which a chain of additions does not."""
+    same("sums", lambda m, loss: (
+        sum([loss.item() * k for k in (1e16, 1.0, -1e16, 3.0)]), sum((loss.item() * k for k in (1e16, 1.0, -1e16)), start=loss.item()),
+        sum([0.1, loss.item(), 1]), sum([loss.item()], 2), sum(float(p.grad.norm()) for p in m.parameters() for _ in range(9)),
+        sum([1e16, 1.0, -1e16]), sum(p.grad.norm() for p in m.parameters()), loss.item() * 1e16 + 1.0 + loss.item() * -1e16))
+    same("whole sums", lambda m, loss: m[0].weight.grad.mul_(sum([(m[0].weight.detach() > 0.2).sum().item(), 1])).sum())
+    if sys.version_info >= (3, 12):
+        for use in (lambda m, loss: loss.detach() * sum([loss.item(), 0.1, 0.2]), lambda m, loss: list(map(sum, [[loss.item(), 0.1]])),
+                    lambda m, loss: getattr(builtins, "sum")([loss.item(), 0.1])):
+            fault = refused_use(use)
+            assert "sum()" in str(fault) and "computed_numbers.py" in fault.line, fault
 
 
 class Scaled(nn.Module):
@@ -299,9 +367,11 @@ if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
     if sys.version_info >= (3, 11):
         float_is_a_number()
+        functions_named_float_are_the_users()
+        float_is_seen_where_functions_are()
     else:
         assert "computed_numbers.py" in refused_use(lambda m, loss: float(loss)).line
-    for test in (numbers_are_returned, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
+    for test in (numbers_are_returned, sums_are_pythons, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
                  numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
                  other_uses_are_refused):
         test()

@@ -4,12 +4,15 @@
 
 Usage: python_state.py LIBLADE
 """
+import _thread
 import collections
 import copy
 import dataclasses
 import functools
 import itertools
 import sys
+import threading
+import time
 import types
 
 from fixture import F, SEED, lade, nn, refused, torch
@@ -357,15 +360,89 @@ def code_is_noted_in_each_capture():
             inner()
         assert sys.getprofile() is profiler
         sys.setprofile(None)
-        noted.append({code: own for code, own in codes.found.items() if code in (inner.__code__, batches.__code__)})
-    wanted = {inner.__code__: globals(), batches.__code__: globals()}
-    assert noted[:2] == [wanted, wanted] and noted[2] in (wanted, {}), noted
+        noted.append([code for code, own in codes.found.values() if own is globals() and code in (inner.__code__, batches.__code__)])
+    wanted = [inner.__code__, batches.__code__]
+    assert noted[:2] == [wanted, wanted] and noted[2] in (wanted, []), noted
     assert (inner.__code__, "call") in told
     if hasattr(sys, "monitoring"):
         assert noted[2] == wanted and not any(sys.monitoring.get_tool(tool) == "lade" for tool in range(6))
 
 
-for case in (code_is_noted_in_each_capture, tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
+def code_of_other_threads_is_not_noted():
+    """Neither that of threading nor that of the main thread; a thread that C++ starts has no caller in Python, and is autograd's."""
+    from lade.torch.tracing.reads import Codes
+    started, done = threading.Event(), threading.Event()
+
+    def beats(one):
+        return one + 1
+
+    def beat():
+        while not done.is_set():
+            beats(1)
+            started.set()
+            time.sleep(0.001)
+
+    def bare(ended):
+        beats(1)
+        ended.set()
+
+    def noted(code):
+        return any(one is code for one, _ in list(codes.found.values()))
+    other, codes, ended = threading.Thread(target=beat, daemon=True), Codes(), threading.Event()
+    with codes:
+        other.start()
+        started.wait()
+        assert not noted(beats.__code__)
+        assert beats(1) == 2 and noted(beats.__code__)
+        is_told = codes.tool is not None
+        _thread.start_new_thread(bare, (ended,))
+        ended.wait()
+        assert noted(bare.__code__) == is_told
+    done.set()
+    other.join()
+    codes, here, done = Codes(), threading.Event(), threading.Event()
+
+    def captured():
+        with codes:
+            here.set()
+            done.wait()
+    second = threading.Thread(target=captured, daemon=True)
+    second.start()
+    here.wait()
+    beats(1)
+    done.set()
+    second.join()
+    assert not noted(beats.__code__)
+
+
+def equal_functions_have_their_own_globals():
+    """Two modules of one source, and two functions of one code object: a change in the globals of either one is seen."""
+    text = "SCALE = 1.0\ndef scale():\n    return SCALE\n"
+    spaces = [{"__name__": name} for name in ("first_of_two", "second_of_two")]
+    for space in spaces:
+        exec(compile(text, f"/{space['__name__']}.py", "exec"), space)
+    one, other = (space["scale"] for space in spaces)
+    assert one.__code__ == other.__code__ and one.__code__ is not other.__code__
+    for functions in ((one, other), (one, types.FunctionType(one.__code__, spaces[1]))):
+        for changed in spaces:
+            def scaled(functions=functions, changed=changed):
+                model = nn.Linear(16, 5)
+                optimizer, count = torch.optim.AdamW(model.parameters(), fused=False, foreach=False), []
+                for space in spaces:
+                    space["SCALE"] = 1.0
+
+                def train(x, y):
+                    return updated(F.cross_entropy(model(x), y) * functions[0]() * functions[1](), optimizer)
+
+                def observe():
+                    count.append(1)
+                    changed["SCALE"] = 1.0 + len(count)
+                    return []
+                return train, model, optimizer, observe
+            same_bits(scaled)
+
+
+for case in (code_is_noted_in_each_capture, code_of_other_threads_is_not_noted, equal_functions_have_their_own_globals, tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
              hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments,
              caches_without_tensors_are_kept, refusals):
     case()

@@ -78,7 +78,8 @@ class Runtime:
         """Put the storages that live on a tier there, where an earlier step has not."""
         planned, living = self.planned, self.planned.living_tensors(tensors)
         n_own = collections.Counter(k for _, k in living)
-        n_own.update(self._replaced(living))
+        if any(k not in self.away for _, k in living):
+            n_own.update(self._replaced(living))
         for tensor, k in living:
             if k not in self.away:
                 parked.refuse_shared(planned.names[k], tensor, n_own[k])

@@ -111,6 +111,8 @@ class Branches(TorchFunctionMode):
                 return format(asked[0].item(), *args[1:])
         if func is _T.item and self._is_computed(asked[0]):
             return numbers.ComputedNumber(self, *self._snapshot(asked[0]))
+        if func is _T.__float__ and self._is_computed(asked[0]):
+            raise CannotCapture("float() of a computed value is called where its call is not seen; write .item() instead", "float()")
         if numbers.is_among(asked):
             args, kwargs = numbers.with_tensors(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))

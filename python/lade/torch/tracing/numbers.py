@@ -7,8 +7,10 @@ or is added to a tensor of floating-point numbers, a 0-dimensional tensor of the
 such a tensor by the same path as a Python number: in double precision, without an influence on the result's dtype. Whole
 numbers that size something become a question about a computed value. conversions.py serves float(). Any other use is refused.
 """
+import dis
 import math
 import operator
+import sys
 from unittest import mock
 
 import torch
@@ -18,6 +20,9 @@ from ...errors import CannotCapture
 _TEXT = ("the value of a tensor decides what the step does; return the tensor, and call .item() after the step")
 _LATE = ("the step compares the number of .item() after optimizer.step(), and it could not begin anew for the other answer; compare "
          "before optimizer.step(), or return the number and compare after the step")
+_SUM = ("sum() of numbers of .item() rounds another way than additions; it is served where the step's own code calls it and the result "
+        "is returned. Add by +, or return the number")
+HAS_EXACT_SUMS = sys.version_info >= (3, 12)  # sum() of floats carries the rounding errors along
 _WHOLE = math.floor, math.ceil, math.trunc  # functions of whole results
 _REAL = {function for name, function in vars(math).items() if callable(function)} - set(_WHOLE)  # a capture replaces the names
 _EXACT = operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.abs, float  # equal in Python and in torch
@@ -100,7 +105,7 @@ class ComputedNumber:
 
         def joined(one, operands):
             if one.function not in _EXACT:
-                raise CannotCapture(_TEXT, one.function.__name__)
+                raise CannotCapture(*((_SUM, "sum") if one.function is _summed else (_TEXT, one.function.__name__)))
             kind = torch.float64 if one.is_floating else torch.int64
             if one.function is operator.truediv and type(one.operands[1]) is ComputedNumber:
                 one.operands[1].refuse_zero(operands[1])
@@ -139,6 +144,15 @@ class ComputedNumber:
         return Deferred([(one.function, [made.get(id(other), other) for other in one.operands]) for one in parts])
 
     # in Python
+
+    def _add(self, function, *operands):
+        """Return a sum of two operands. CannotCapture where a function in C adds, such as sum(), which adds floats by a way of its own."""
+        made = self._with(function, *operands)
+        if HAS_EXACT_SUMS and type(made) is ComputedNumber and made.is_floating:
+            frame = sys._getframe(2)
+            if dis.opname[frame.f_code.co_code[frame.f_lasti]] != "BINARY_OP":
+                raise CannotCapture(_SUM, "sum")
+        return made
 
     def _with(self, function, *operands):
         if any(isinstance(one, torch.Tensor) for one in operands):
@@ -213,9 +227,11 @@ def _add_operators():
 
     def compared(function):
         return lambda self, other: self._is(function, other)
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    for name in ("sub", "mul", "truediv", "floordiv", "mod", "pow"):
         setattr(ComputedNumber, f"__{name}__", unary(getattr(operator, name)))
         setattr(ComputedNumber, f"__r{name}__", reflected(getattr(operator, name)))
+    ComputedNumber.__add__ = lambda self, other: self._add(operator.add, self, other)
+    ComputedNumber.__radd__ = lambda self, other: self._add(operator.add, other, self)
     for name in ("neg", "pos", "abs"):
         setattr(ComputedNumber, f"__{name}__", unary(getattr(operator, name)))
     ComputedNumber.__round__ = unary(round)
@@ -230,6 +246,18 @@ def _of_computed(function, operands):
     """Return the number that a function of Python's makes of computed ones."""
     first = next(one for one in operands if type(one) is ComputedNumber)
     return first._with(function, *operands)
+
+
+def _summed(start, *values):
+    return sum(values, start)
+
+
+def of_sum(start=0, *, values):
+    """Return the number that sum(@values, @start) makes after the step. pre: a computed number is among them."""
+    operands = (start, *values)
+    if not any(map(_is_floating, operands)) or not all(isinstance(one, (int, float)) for one in operands):
+        return sum(values, start)  # whole numbers, or tensors, by their own operators
+    return _of_computed(_summed, operands)
 
 
 def is_among(args):

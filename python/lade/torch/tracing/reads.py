@@ -11,6 +11,7 @@ import functools
 import operator
 import os
 import sys
+import threading
 import types
 
 import torch
@@ -33,22 +34,30 @@ _CELLS = "<stdin", "<ipython", "<string>", "<python-input"
 
 
 class Codes:
-    """Within this context the code objects that run are noted.
+    """Within this context the code objects that run in this thread are noted, with the globals of their functions.
 
-    sys.monitoring tells of each one once. Before Python 3.12 a profiler is told of each call, so it pauses below an op; one of the
-    user's keeps its place.
+    Equal code objects of two files are equal keys of a dict, so ids are the keys. sys.monitoring tells of a library's code once,
+    and of each call of the user's, which may run with other globals. It tells of all threads. Autograd's own run hooks of the
+    step, and count. Before Python 3.12 a profiler is told of each call, so it pauses below an op; one of the user's keeps its place.
     """
 
     def __init__(self):
-        self.found, self.is_on, self.tool = {}, False, None  # found: code object -> globals of the function
+        self.found, self.is_on, self.tool = {}, False, None  # found: (id of a code object, id of globals) -> both
+        self.thread = None
 
     def _note(self, frame, event, _arg):
         if event == "call":
-            self.found[frame.f_code] = frame.f_globals
+            code, own = frame.f_code, frame.f_globals
+            self.found[id(code), id(own)] = code, own
 
     def _started(self, code, _offset):
-        self.found[code] = sys._getframe(1).f_globals
-        return _MONITORING.DISABLE
+        if not _has_names(code.co_filename):
+            return _MONITORING.DISABLE
+        frame = sys._getframe(1)
+        if threading.get_ident() != self.thread and _is_of_python(frame):
+            return None
+        self.found[id(code), id(frame.f_globals)] = code, frame.f_globals
+        return None if is_users(code.co_filename) else _MONITORING.DISABLE
 
     def _monitor(self, callback, events):
         for event in (_MONITORING.events.PY_START, _MONITORING.events.PY_RESUME):
@@ -56,6 +65,7 @@ class Codes:
         _MONITORING.set_events(self.tool, events)
 
     def __enter__(self):
+        self.thread = threading.get_ident()
         self.tool = next((tool for tool in _TOOLS if _MONITORING.get_tool(tool) is None), None) if _MONITORING else None
         if self.tool is not None:
             _MONITORING.use_tool_id(self.tool, "lade")
@@ -85,6 +95,15 @@ class Codes:
 
     def resume(self):
         sys.setprofile(self._note)
+
+
+def _is_of_python(frame):
+    """True for a frame of a thread that Python started; the callers in one of autograd's are its hooks alone."""
+    if threading.get_ident() == threading.main_thread().ident:
+        return True
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code is threading.Thread._bootstrap.__code__
 
 
 class _Names:
@@ -132,24 +151,30 @@ def is_users(file, name=""):
     return file.startswith(_CELLS) or not file.startswith((_PACKAGES, _STDLIB, _OWN, "<"))
 
 
+def _has_names(file):
+    """True for a file whose code may ask for attributes of the user's objects."""
+    if file.startswith(_TORCH):
+        return "/nn/" in file
+    return file.startswith(_PACKAGES) or not file.startswith((_STDLIB, _OWN))
+
+
 class Reads(Places):
     """The entries that the code of one capture may have read, with their values."""
 
     def __init__(self, fn, modules, arguments, codes, known=()):
         """@known: places, whose signatures and inputs have all that lists and dicts there hold."""
-        self.codes, self.entries, self.known = codes.found, {}, {place.id for place in known}
+        self.codes, self.entries, self.known = list(codes.found.values()), {}, {place.id for place in known}
         self.names = self.called = None  # without a note every name may be read
         if self.codes:
             all_names = _Names()
-            for code, own in self.codes.items():
-                if not code.co_filename.startswith((_STDLIB, _OWN)) or code.co_filename.startswith(_PACKAGES):
-                    if not code.co_filename.startswith(_TORCH) or "/nn/" in code.co_filename:
-                        all_names.join(_names_of(code))
+            for code, _ in self.codes:
+                if _has_names(code.co_filename):
+                    all_names.join(_names_of(code))
             self.names, self.called = all_names.asked(), all_names.methods
         super().__init__(fn, modules, arguments)
 
     def _start(self):
-        for code, own in self.codes.items():
+        for code, own in self.codes:
             if is_users(code.co_filename, str(own.get("__name__") or "")):
                 self._attributes("", own, _names_of(code).globals)
 
