@@ -79,7 +79,7 @@ def rates_forget():
 
 
 def kept():
-    [path] = glob.glob("lade/probe-*.json")
+    path = max(glob.glob("lade/probe-*.json"), key=os.path.getmtime)  # ranks with fewer threads have one of their own
     with open(path, encoding="utf-8") as file:
         probed = json.load(file)
     return path, probed
@@ -215,7 +215,6 @@ if sys.argv[4:] == ["optional"]:
     digests, err, rate = ended(steps, "--durable", **SIZES)
     assert digests == usual and 45 < told_mib(err) < 70, (digests, usual, err, rate)
     usual, err, _ = ended(steps, n_ranks=2)
-    rates_forget()
     digests, err, rate = ended(steps, n_ranks=2, **SIZES)
     assert digests == usual and 30e6 < rate < 90e6, (digests, usual, err, rate)
     told = [float(number) for number in re.findall(r"of the ([\d.]+) MiB/s that it does in long runs", err)]
