@@ -8,7 +8,7 @@ Usage: slow_drive.py LADE REFUSE SLOW_DRIVE [probe | burst | limit | optional]
 With "probe" the drive is slow for the probe too. `lade doctor --probe` then stops at its time limit and keeps the bytes
 that a long run moves, fewer than those of a fast drive.
 
-With "burst" the drive serves its first 600 MB eight times as fast as the rest. A long run measures the drive past them
+With "burst" the drive serves its first 300 MB eight times as fast as the rest. A long run measures the drive past them
 before it plans, and its first step takes the time that it predicts. A second one does not measure again.
 
 With "limit" a run measures a slow drive within a twentieth of its time, and does not begin to on a slower one.
@@ -92,7 +92,7 @@ if sys.argv[4:] == ["probe"]:
     assert 15e6 < entry["lasting_read_bytes_per_s"] < 45e6 and 60e6 < entry["lasting_write_bytes_per_s"] < 180e6, entry
     sys.exit(0)
 
-BURST = {"SLOW_READ": "80e6", "SLOW_WRITE": "80e6", "SLOW_FILE_BYTES": str(256 << 20)}
+BURST = {"SLOW_READ": "40e6", "SLOW_WRITE": "40e6", "SLOW_FILE_BYTES": str(256 << 20)}  # io is most of a step, also beside load
 
 
 def long_run(steps, n_awaited, **rates):
@@ -127,29 +127,29 @@ if sys.argv[4:] == ["burst"]:
     for attempt in range(4):  # a busy machine may delay the steps
         with open(path, "w", encoding="utf-8") as file:
             json.dump(before, file)
-        predicted, seconds, err = long_run(steps, 5, **BURST, SLOW_BURST_BYTES="600e6")
+        predicted, seconds, err = long_run(steps, 5, **BURST, SLOW_BURST_BYTES="300e6")
         assert "that it does in long runs" in err, err
         [entry] = kept()[1]["stores"].values()
         for kind in ("read_", "write_", ""):
-            assert 40e6 < entry[f"lasting_{kind}bytes_per_s"] < 120e6, entry
-        assert 1e8 < entry["burst_bytes"] < 2e9, entry
+            assert 20e6 < entry[f"lasting_{kind}bytes_per_s"] < 60e6, entry
+        assert 5e7 < entry["burst_bytes"] < 1e9, entry
         if 0.9 < predicted / min(seconds) < 1.1:
             break
     else:
         raise AssertionError((predicted, seconds, fast["predicted_step_seconds"], entry))
-    _, _, err = long_run(steps, 0, **BURST, SLOW_BURST_BYTES="600e6")
+    _, _, err = long_run(steps, 0, **BURST, SLOW_BURST_BYTES="300e6")
     [again] = kept()[1]["stores"].values()
     for field in ("lasting_read_bytes_per_s", "lasting_write_bytes_per_s", "lasting_bytes_per_s", "burst_bytes"):
         assert again[field] == entry[field], (field, again, entry)  # they are known, and not measured again
     assert "that it does in long runs" in err, err
     # A long run told these rates, after a measurement of few bytes: this run's measurement would tell less.
     path, probed = kept()
-    told = dict.fromkeys(("lasting_read_bytes_per_s", "lasting_write_bytes_per_s", "lasting_bytes_per_s"), 50e6)
+    told = dict.fromkeys(("lasting_read_bytes_per_s", "lasting_write_bytes_per_s", "lasting_bytes_per_s"), 25e6)
     [entry] = probed["stores"].values()
     entry.update(told, burst_bytes=20_000_000, known_bytes=8 << 30)
     with open(path, "w", encoding="utf-8") as file:
         json.dump(probed, file)
-    long_run(steps, 0, **BURST, SLOW_BURST_BYTES="600e6")
+    long_run(steps, 0, **BURST, SLOW_BURST_BYTES="300e6")
     [again] = kept()[1]["stores"].values()
     assert {field: again[field] for field in told} == told and again["known_bytes"] == 8 << 30, again
     print(f"predicted {predicted:.3f} s, taken {seconds}; by the first rates {fast['predicted_step_seconds']:.3f} s")
