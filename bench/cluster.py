@@ -692,10 +692,10 @@ def layouts_report(planner, out):
         groups.setdefault(name, []).append(math.log(found["all_ranks_step_seconds"] / float(row["seconds"])))
     groups["all"] = [error for some in groups.values() for error in some]
     how, text = (", by layout alone", []) if planner.is_plain else ("", ["", LAYOUTS_TEXT])
-    out += [*text, "", f"| runs{how} | number | mean error | mean of sizes, largest |", "|---|---|---|---|"]
+    out += [*text, "", f"| runs{how} | number | geometric mean of errors | arithmetic mean of sizes, largest |", "|---|---|---|---|"]
     for name, errors in groups.items():
-        mean, most = (100 * size for size in summary(errors))
-        out.append(f"| {name} | {len(errors)} | {percent(sum(errors) / len(errors))} | {mean:.1f} %, {most:.1f} % |")
+        mean, largest = (100 * size for size in summary(errors))
+        out.append(f"| {name} | {len(errors)} | {percent(sum(errors) / len(errors))} | {mean:.1f} %, {largest:.1f} % |")
 
 
 def later_report(planner, out):
