@@ -62,11 +62,11 @@ def minimalloc_measure(args, out):
 def packed_measure(args, out):
     out += ["", "## Packing near the lower bound", "",
             "| instance | buffers | limit, s | over the lower bound | target | met |", "|---|---|---|---|---|---|"]
-    for name, seconds, most in PACKED:
+    for name, seconds, max_excess in PACKED:
         buffers, bound, peak, _ = pack(args, os.path.join(args.data, name), "-s", str(seconds))
         excess = 100 * (peak / bound - 1)
-        out.append(f"| {os.path.basename(name)} | {buffers} | {seconds} | {excess:.2f} % | {most} % | "
-                   f"{mark(excess <= most)} |")
+        out.append(f"| {os.path.basename(name)} | {buffers} | {seconds} | {excess:.2f} % | {max_excess} % | "
+                   f"{mark(excess <= max_excess)} |")
     out += ["", "| 60,000 random buffers, of the program each lives | s of one core | over the lower bound | target, s "
             "| met |", "|---|---|---|---|---|"]
     for name, life in RANDOM:

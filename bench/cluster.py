@@ -512,11 +512,11 @@ def fitted_report(planner, out):
         out.append(f"| {row.group}: {row.name} | {row.seconds:.2f} | {percent(error)} | {percent(without)} |")
     is_good = True
     for group, bounds in (("layouts", PTD_BOUNDS), ("recompute", RECOMPUTE_BOUNDS)):
-        mean, most = summary([e for row, e in zip(rows, errors) if row.group == group])
-        mean_left, most_left = summary([e for row, e in zip(rows, left) if row.group == group])
-        is_good &= mean <= bounds[0] and most <= bounds[1]
+        mean, largest = summary([e for row, e in zip(rows, errors) if row.group == group])
+        mean_left, largest_left = summary([e for row, e in zip(rows, left) if row.group == group])
+        is_good &= mean <= bounds[0] and largest <= bounds[1]
         out.append(f"| {group}: mean, largest (bounds {100 * bounds[0]:.0f} %, {100 * bounds[1]:.0f} %) | | "
-                   f"{100 * mean:.1f} %, {100 * most:.1f} % | {100 * mean_left:.1f} %, {100 * most_left:.1f} % |")
+                   f"{100 * mean:.1f} %, {100 * largest:.1f} % | {100 * mean_left:.1f} %, {100 * largest_left:.1f} % |")
     return is_good
 
 

@@ -21,7 +21,7 @@ scheduler that registers, shared memory and threads allow.
 W warps that pass LIMIT and run in turn are a closed network of queues; its balanced bound from below (Zahorjan, Sevcik,
 Eager, Galler 1982) is W / (LIMIT + run + (W - 1) max(LIMIT, run)) turns per clock. So
   expected share = LIMIT * min(1 / max(LIMIT, run), that bound)
-  most           = LIMIT / max(LIMIT, run): all of the smaller one is hidden.
+  maximum        = LIMIT / max(LIMIT, run): all of the smaller one is hidden.
 Of kernels that memory bounds, the network's turns per clock are computed exactly (mean value analysis, Reiser and
 Lavenberg 1980), with a third station without a queue: STALL, the clocks for which a warp that is alone waits for its
 loads in a turn. A load is there the latency of memory after its issue, and the instructions in between hide a part. If
@@ -330,14 +330,14 @@ def block_turns(name):
 
 
 def warpgroups_share(found, n_warps, block_warps, turns, is_in_turns):
-    """Return the share of the limit that is expected of blocks of warpgroups, and the most."""
+    """Return the share of the limit that is expected of blocks of warpgroups, and its maximum."""
     customer_warps = 4 if is_in_turns else block_warps
     n_customers, each = n_warps / customer_warps, customer_warps / SCHEDULERS
     clocks = found['clocks']
-    limit, most = clocks['tensor'], max(clocks['tensor'], clocks['issue'], clocks['pipe'])
+    limit, longest = clocks['tensor'], max(clocks['tensor'], clocks['issue'], clocks['pipe'])
     alone = each * (limit + clocks['in step']) + BLOCK_CLOCKS / turns
-    bound = n_customers * each * limit / (alone + (n_customers - 1) * each * most)
-    return min(bound, limit / most), limit / most
+    bound = n_customers * each * limit / (alone + (n_customers - 1) * each * longest)
+    return min(bound, limit / longest), limit / longest
 
 
 def turns_get(n_customers, queues, delay):
@@ -351,19 +351,19 @@ def turns_get(n_customers, queues, delay):
 
 
 def shares_get(found, n_warps, block_warps):
-    """Return the share of the limit that is expected, and the most."""
+    """Return the share of the limit that is expected, and its maximum."""
     limit = found['clocks'][found['limit']]
     run = max(found['clocks']['issue'], found['clocks']['pipe'])
     if found['limit'] == 'fma': # the pipe is the limit: other instructions beside it are hidden or not
         run = found['clocks']['issue']
-    most = max(limit, run)
+    longest = max(limit, run)
     if found['limit'] == 'memory':
         warps = block_warps if found['has_barrier'] else SCHEDULERS # of a customer; each scheduler has a fourth of them
         clocks = [limit * warps / SCHEDULERS, run * warps / SCHEDULERS]
-        return clocks[0] * turns_get(n_warps // warps, clocks, found['stall']), limit / most
+        return clocks[0] * turns_get(n_warps // warps, clocks, found['stall']), limit / longest
     warps = n_warps / SCHEDULERS
-    bound = warps / (limit + run + (warps - 1) * most)
-    return limit * min(1 / most, bound), limit / most
+    bound = warps / (limit + run + (warps - 1) * longest)
+    return limit * min(1 / longest, bound), limit / longest
 
 
 def row_make(function, resources, gpu):
@@ -372,13 +372,13 @@ def row_make(function, resources, gpu):
     block_warps = launch_warps(function.name, resources.threads)
     n_warps = warps_resident(function.name, resources, block_warps, shared, gpu)
     if '_wgmma_' in function.name:
-        expected, most = warpgroups_share(found, n_warps, block_warps, block_turns(function.name),
+        expected, max_share = warpgroups_share(found, n_warps, block_warps, block_turns(function.name),
                                           '_fwd_' in function.name)
     else:
-        expected, most = shares_get(found, n_warps, block_warps)
+        expected, max_share = shares_get(found, n_warps, block_warps)
     clocks = found['clocks']
     is_latency = function.name.startswith(LATENCY_BOUND)
-    share = ['latency', '', ''] if is_latency else [found['limit'], f'{100 * expected:.0f} %', f'{100 * most:.0f} %']
+    share = ['latency', '', ''] if is_latency else [found['limit'], f'{100 * expected:.0f} %', f'{100 * max_share:.0f} %']
     return [function.name, resources.registers, resources.spill_bytes or '', f'{(resources.shared_bytes + shared) / 1024:.1f}',
             n_warps, found['bytes'], found['flops'] // 1024 or '', clocks['issue'], found['slow'],
             f"{found['busiest']} {clocks['pipe']:.0f}", f"{clocks['memory']:.0f}", f"{clocks['tensor']:.0f}", *share]
@@ -442,8 +442,8 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
     chains = (LAYER_TENSORS * layers + OTHER_TENSORS) * constants_read()('SUM_BLOCK') / constants_read()('SUM_LANES')
     sums_s = (weights + head) * 4 / (share_of('sum_squares_f32') * rate) + chains * LANE_ADDITION_S
     parts['sums of squares'] = sums_s / tokens
-    least = (6 * (weights + head) + 6 * attention) / peak
-    return {name: 1e9 * seconds for name, seconds in parts.items()}, least / sum(parts.values())
+    fastest_s = (6 * (weights + head) + 6 * attention) / peak
+    return {name: 1e9 * seconds for name, seconds in parts.items()}, fastest_s / sum(parts.values())
 
 
 # Changes that would shorten the reckoned step, each on top of those before: words, bytes that a token's layer moves
@@ -490,10 +490,10 @@ def changes_print(share_of, gpu):
     rows, careful = changes_reckon(share_of, gpu), changes_reckon(share_of, gpu, PRODUCTS_CAREFUL)
     parts, light = step_reckon(share_of, gpu, 3)
     left = sum(ns for name, ns in parts.items() if name.startswith(('products', 'attention')))
-    least = light * sum(parts.values())
+    fastest_ns = light * sum(parts.values())
     print('\n## Changes that would shorten a step\n')
     print('Each row on top of those above. Files of choices are built (docs/cuda.md), the others are not. '
-          f'60 % needs\n{least / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
+          f'60 % needs\n{fastest_ns / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
     print('|change|ns of a token|share of the speed of light|'
           f'with products at {PRODUCTS_CAREFUL:.0%}|\n|---|---:|---:|---:|')
     for (words, ns, after), (_, _, after_careful) in zip(rows, careful):
@@ -572,7 +572,7 @@ def step_print(rows, gpu):
 
 
 HEADS = ['kernel', 'registers', 'spill B', 'shared KiB', 'warps / SM', 'B / thread', 'kflop / warp', 'issue', 'slow',
-         'busiest pipe', 'memory', 'tensor', 'limit', 'expected', 'most']
+         'busiest pipe', 'memory', 'tensor', 'limit', 'expected', 'maximum']
 
 
 def table_print(rows):

@@ -46,10 +46,10 @@ def configurations(args):
     disk = ["--host-budget", "0", "--store", args.store]
     link = ["--link-rate", args.link]
     rows = [("host tier 100%", None, None, [*b16, "--budget", "100%"])]
-    for budget, most in (("60%", None), ("40%", 1.20), ("25%", None), ("min", None)):
-        rows.append((f"host tier {budget}", most, "host tier 100%", [*b16, "--budget", budget]))
-    for budget, most in (("60%", None), ("40%", 1.5), ("25%", None), ("min", None)):
-        rows.append((f"store only {budget}", most, "host tier 100%", [*b16, *disk, "--budget", budget]))
+    for budget, max_ratio in (("60%", None), ("40%", 1.20), ("25%", None), ("min", None)):
+        rows.append((f"host tier {budget}", max_ratio, "host tier 100%", [*b16, "--budget", budget]))
+    for budget, max_ratio in (("60%", None), ("40%", 1.5), ("25%", None), ("min", None)):
+        rows.append((f"store only {budget}", max_ratio, "host tier 100%", [*b16, *disk, "--budget", budget]))
     rows.append(("batch 64, 100%", None, None, [*b64, "--budget", "100%"]))
     rows.append(("batch 64, recompute alone 40%", 1.35, "batch 64, 100%",
                  [*b64, "--budget", "40%", "--host-budget", "0"]))
@@ -76,7 +76,7 @@ def budgets_measure(args, out):
     out.append("| `baby`, BF16 | peak: planned = measured | of unconstrained | of the lower bound | step, ms | ratio | target "
                "| predicted / measured | loss digest |")
     out.append("|---|---|---|---|---|---|---|---|---|")
-    for name, most, base, _ in rows:
+    for name, max_ratio, base, _ in rows:
         runs = results[name]
         if not runs:
             out.append(f"| {name} | refused | | | | | | | |")
@@ -90,7 +90,7 @@ def budgets_measure(args, out):
         digests = {s["loss_digest"] for s in runs}
         bound = runs[0]["lower_bound_bytes"]
         out.append(f"| {name} | {peak / 1e6:.1f} MB {'yes' if is_kept else 'NO: ' + str(peaks)} | {100 * peak / whole:.1f} % "
-                   f"| {peak / bound:.2f} | {1e3 * seconds[name]:.0f} | {ratio:.2f} | {most or ''} | {accuracy:.2f} | {' '.join(sorted(digests))} |")
+                   f"| {peak / bound:.2f} | {1e3 * seconds[name]:.0f} | {ratio:.2f} | {max_ratio or ''} | {accuracy:.2f} | {' '.join(sorted(digests))} |")
     base = [s for s in results["host tier 100%"]]
     if base:
         best = max(s["speed_of_light"] for s in base)
@@ -165,7 +165,7 @@ def streams_measure(args, out):
     out += ["", "| `baby` of 24 layers, state on the drive, working copies in memory | read, bytes per parameter | written | at most "
             "| update, ms | the drive, GB/s | of the drive's duplex rate (target 0.90) | least and most of a round |",
             "|---|---|---|---|---|---|---|---|"]
-    for name, _, most in FORMS:
+    for name, _, max_bytes in FORMS:
         if not results[name]:
             out.append(f"| {name} | refused | | | | | | |")
             continue
@@ -175,7 +175,7 @@ def streams_measure(args, out):
         times = [summary["measured_queue_seconds"]["io"] for summary, _ in results[name]]
         drive = [rate for _, rate in results[name]]
         ratios = [moved / time / rate for time, rate in zip(times, drive)]
-        out.append(f"| {name} | {each[0]:.3f} | {each[1]:.3f} | {most} | {1e3 * statistics.median(times):.0f} "
+        out.append(f"| {name} | {each[0]:.3f} | {each[1]:.3f} | {max_bytes} | {1e3 * statistics.median(times):.0f} "
                    f"| {statistics.median(drive) / 1e9:.2f} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
     medians = [f"{depth} of {size} {rate / 1e9:.2f}" for (size, depth), rate in rates.items()]
     out += ["", "The drive, by fio, reading and writing at once, GB/s together: " + ", ".join(medians) +

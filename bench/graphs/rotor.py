@@ -58,24 +58,24 @@ class Chain:
         """Return the units that running stages s .. k - 1 takes, if only the last output stays."""
         return max(self.out[j] + self.more[j] + (self.out[j - 1] if j > s else 0) for j in range(s, k))
 
-    def optimum(self, most):
-        """Return by units, up to @most, the least time of forward ops; the input of the chain is apart."""
+    def optimum(self, m_max):
+        """Return by units, up to @m_max, the least time of forward ops; the input of the chain is apart."""
         n, best = self.n, {}
         for length in range(n):
             for s in range(n - length):
                 t = s + length
                 gradient = self.out[t] if t < n - 1 else 0
-                row = [INFINITY] * (most + 1)
+                row = [INFINITY] * (m_max + 1)
                 saved = self.out[s] + self.more[s]
                 below = self.out[s - 1] if s else 1
-                least = max(saved + gradient, saved + self.out[s] + below)
-                for m in range(least, most + 1):
+                m_min = max(saved + gradient, saved + self.out[s] + below)
+                for m in range(m_min, m_max + 1):
                     rest = 0 if s == t else best[s + 1, t][m - saved]
                     row[m] = self.ns[s] + rest
                 for k in range(s + 1, t + 1):
                     kept, run = self.out[k - 1], sum(self.ns[s:k])
                     after, before = best[k, t], best[s, k - 1]
-                    for m in range(max(self.run_units(s, k) + gradient, kept), most + 1):
+                    for m in range(max(self.run_units(s, k) + gradient, kept), m_max + 1):
                         ns = run + after[m - kept] + before[m]
                         if ns < row[m]:
                             row[m] = ns
@@ -105,7 +105,7 @@ def main():
     chain = Chain(args.stages, args.seed, args.equal)
     whole = sum(chain.out) + sum(chain.more) + 2 * max(chain.out)
     best = chain.optimum(whole)
-    least = next(m for m in range(whole + 1) if best[m] < INFINITY)
+    m_min = next(m for m in range(whole + 1) if best[m] < INFINITY)
     base = sum(chain.ns)
     n_slower = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +113,7 @@ def main():
         with open(path, "w", encoding="utf-8") as file:
             json.dump(chain.graph(), file)
         for i in range(args.budgets):
-            m = least + (whole - least) * i * i // (args.budgets * args.budgets)
+            m = m_min + (whole - m_min) * i * i // (args.budgets * args.budgets)
             step = 3 * base + 100
             ours, theirs = plan(args, path, (m + 1) * UNIT), best[m] + 2 * base + 100
             n_slower += ours > theirs

@@ -185,7 +185,7 @@ class Check:
         """Return the first weight that differs, and how far weights differ at most."""
         far = {name: (t.detach().cpu().double() - weights[name].double()).abs().max().item()
                for name, t in model.state_dict().items() if not torch.equal(t.detach().cpu(), weights[name])}
-        return dict(n=len(far), first=next(iter(far), None), most=max(far.values(), default=0.0))
+        return dict(n=len(far), first=next(iter(far), None), max=max(far.values(), default=0.0))
 
     def adamw(self, state, is_bf16):
         """Compare the bits of lade.torch.AdamW on the host, on a store and in a planned step; give its distance from torch's."""
@@ -292,16 +292,16 @@ def where_of_peak(step, ids):
     finally:
         planned.function = held
         del runtime.cut
-    live, most, at, number, own = step.measured["given_bytes"], 0, None, -1, {}
+    live, peak, at, number, own = step.measured["given_bytes"], 0, None, -1, {}
     for size in events.sizes:
         if abs(size) == meter.MARK_BYTES:
             number += size > 0
             continue
         own.setdefault(number, []).append(size)
         live += size
-        if live > most:
-            most, at = live, number
-    return dict(bytes=most, line=lines[order[at]].strip()[:300] if at is not None and at >= 0 else "before the first op",
+        if live > peak:
+            peak, at = live, number
+    return dict(bytes=peak, line=lines[order[at]].strip()[:300] if at is not None and at >= 0 else "before the first op",
                 events=own.get(at))
 
 

@@ -47,7 +47,7 @@
 #define PAUSE_NS 500000  /* long enough for the io thread and the drive's host to sleep */
 #define LIMIT_NS 80000000    /* of the passes of one rate */
 #define CHECK_NS 20000000    /* of a check, which begins with one pass of writes */
-#define CHECK_SHARE 0.1      /* least difference of rates that is a change of the drive */
+#define CHECK_SHARE 0.1      /* smallest difference of rates that is a change of the drive */
 #define LASTING_BYTES 16e9   /* moved for the lasting rate, unless they take longer than the limit */
 /*
  * Passes that fit into the time of a measurement of the lasting rates, at least, unless a pass has MIX_PIECES. Its
@@ -222,8 +222,8 @@ static int pieces_count(int n_max, double rate, double ns)
 /* Give a pass as many pieces as @rate moves in @ns, at most those that it has, and at least one mix of them. */
 static void drive_pass_shorten(struct drive *drive, double rate, double ns)
 {
-  const int n_least = LADE_MIN(drive->n_pieces, MIX_PIECES);
-  drive->n_pieces = LADE_MAX(pieces_count(drive->n_pieces, rate, ns), n_least);
+  const int n_min = LADE_MIN(drive->n_pieces, MIX_PIECES);
+  drive->n_pieces = LADE_MAX(pieces_count(drive->n_pieces, rate, ns), n_min);
 }
 
 /*
@@ -504,8 +504,8 @@ static int drive_open_for_passes(const struct lade_probe_params *params, int n_p
   return rc;
 }
 
-/* Return the least rate of reads, writes and half of each that is known of @store. */
-static double least_rate(const struct lade_machine_store *store)
+/* Return the smallest rate of reads, writes and half of each that is known of @store. */
+static double min_rate(const struct lade_machine_store *store)
 {
   const double total = lade_cost_drive_bytes_per_s(store, 0.5);
   return fmin(total, fmin(lade_cost_drive_bytes_per_s(store, 0), lade_cost_drive_bytes_per_s(store, 1)));
@@ -519,7 +519,7 @@ int lade_probe_measure_sustained(const struct lade_probe_params *params, int64_t
   LADE_ASSERT(params->store && store->total_bytes_per_s > 0 && limit_ns > 0);
   *ret_is_new = false;
   limit_ns = LADE_MIN(limit_ns, LADE_DRIVE_SUSTAINED_NS);
-  const int n_pieces = pieces_count(N_PIECES, least_rate(store), (double)limit_ns / SUSTAINED_PASSES);
+  const int n_pieces = pieces_count(N_PIECES, min_rate(store), (double)limit_ns / SUSTAINED_PASSES);
   int rc = n_pieces ? drive_open_for_passes(params, n_pieces, error, &drive) : 0;
   if (rc || !n_pieces || !drive)
     return rc;

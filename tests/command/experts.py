@@ -77,9 +77,9 @@ def a_dense_step_costs_what_the_other_planner_says():
 
 def budgets_and_loads_count():
     small = ["--model", "small", "--batch", "32", "--seq", "256", *H100]
-    free, most = plan(*small), plan(*small, "--expert-capacity", "4")
-    assert most["unconstrained_bytes"] > free["unconstrained_bytes"], (most, free)
-    assert most["expert_rows"] == 32 * 256 and free["expert_rows"] == 32 * 256 // 4, (most, free)
+    free, full = plan(*small), plan(*small, "--expert-capacity", "4")
+    assert full["unconstrained_bytes"] > free["unconstrained_bytes"], (full, free)
+    assert full["expert_rows"] == 32 * 256 and free["expert_rows"] == 32 * 256 // 4, (full, free)
     tight = plan(*small, "--budget", "60%", "--iterations", "2000")
     assert tight["planned_peak_bytes"] <= 0.6 * free["unconstrained_bytes"] and tight["n_redone"] > 0, tight
     assert tight["predicted_step_ns"] > free["predicted_step_ns"], (tight, free)

@@ -168,9 +168,9 @@ class Model(unittest.TestCase):
     def test_one_warp_hides_nothing_and_many_hide_all(self):
         found = {'limit': 'memory', 'stall': 800, 'has_barrier': False,
                  'clocks': {'issue': 100, 'pipe': 50, 'memory': 300, 'tensor': 0, 'fma': 0}}
-        expected, most = sass.shares_get(found, 4, 8)
+        expected, max_share = sass.shares_get(found, 4, 8)
         self.assertAlmostEqual(expected, 300 / (300 + 100 + 800))
-        self.assertEqual(most, 1)
+        self.assertEqual(max_share, 1)
         # the second meets the first at memory in a fourth of the cases, and at the pipe in a twelfth
         self.assertAlmostEqual(sass.shares_get(found, 8, 8)[0], 2 * 300 / (300 * 1.25 + 100 * (1 + 1 / 12) + 800))
         self.assertGreater(sass.shares_get(found, 64, 8)[0], 0.95)
@@ -184,9 +184,9 @@ class Model(unittest.TestCase):
     def test_what_runs_longer_than_the_limit_bounds_the_share(self):
         found = {'limit': 'tensor', 'stall': 0,
                  'clocks': {'issue': 400, 'pipe': 800, 'memory': 0, 'tensor': 400, 'fma': 0}}
-        expected, most = sass.shares_get(found, 64, 8)
-        self.assertEqual(most, 0.5)
-        self.assertLess(expected, most)
+        expected, max_share = sass.shares_get(found, 64, 8)
+        self.assertEqual(max_share, 0.5)
+        self.assertLess(expected, max_share)
 
     def test_blocks_of_warpgroups_hide_each_other(self):
         found = {'clocks': {'issue': 400, 'pipe': 300, 'tensor': 400, 'in step': 600}}

@@ -129,8 +129,8 @@ def riddles_report(comments):
         report[f"{name}_per_1000"] = rate
         if rate > limit:
             problems.append(f"comments: {name} {rate} times in 1,000 words, over {limit}; most of them in:")
-            most = sorted(counts, key=lambda path: (-counts[path][name], path))[:10]
-            problems += [f"{path}: {name} {counts[path][name]} times" for path in most if counts[path][name]]
+            worst = sorted(counts, key=lambda path: (-counts[path][name], path))[:10]
+            problems += [f"{path}: {name} {counts[path][name]} times" for path in worst if counts[path][name]]
     return {**report, "comment_words": n_words, "files": len(comments)}, problems
 
 

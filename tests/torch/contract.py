@@ -455,8 +455,8 @@ def scratch_of_long_calls_is_exact_behind_the_first_step():
 class Allocator:
     """A fake of the CUDA allocator's history: its recording, its entries, and the calls that History makes."""
 
-    def __init__(self, is_recorded, most=1 << 20):
-        self.is_recorded, self.most, self.trace, self.turns = is_recorded, most, [], []
+    def __init__(self, is_recorded, n_max=1 << 20):
+        self.is_recorded, self.n_max, self.trace, self.turns = is_recorded, n_max, [], []
 
     def empty(self, n_bytes, **_options):
         for action in ("alloc", "free_requested", "free_completed"):
@@ -468,7 +468,7 @@ class Allocator:
 
     def patches(self):
         cuda = torch.cuda
-        snapshot = lambda: dict(device_traces=[self.trace[-self.most:] if self.most else []])
+        snapshot = lambda: dict(device_traces=[self.trace[-self.n_max:] if self.n_max else []])
         return [mock.patch.object(cuda, "get_allocator_backend", lambda: "native"),
                 mock.patch.object(cuda, "synchronize", lambda device: None),
                 mock.patch.object(torch._C, "_cuda_isHistoryEnabled", lambda: self.is_recorded, create=True),
@@ -490,7 +490,7 @@ def a_memory_history_of_the_user_goes_on():
             assert history.sizes == [1024, -1024, meter.MARK_BYTES, -meter.MARK_BYTES], history.sizes
             assert history.peak() == (meter.MARK_BYTES, 0)
             assert device.is_recorded == is_recorded and device.turns == ([] if is_recorded else ["all", None])
-            device.is_recorded, device.most = True, 3
+            device.is_recorded, device.n_max = True, 3
             history = meter.History(torch.device("cuda", 0)).__enter__()
             device.empty(700)
             refused(lade.Error, lambda: history.__exit__(None, None, None), "memory history", "max_entries")

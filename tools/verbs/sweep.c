@@ -535,7 +535,7 @@ static json_t *medians_json(const struct budget_sweep *sweep)
     const struct step_spread steps = steps_find(sweep, trial);
     json_array_append_new(medians, json_pack("{s:s, s:s, s:o, s:o, s:o}", "budget", trial->budget, "label",
                                              trial->label, "step_seconds", json_number(steps.median),
-                                             "least_step_seconds", json_number(steps.min), "most_step_seconds",
+                                             "min_step_seconds", json_number(steps.min), "max_step_seconds",
                                              json_number(steps.max)));
   }
   return medians;

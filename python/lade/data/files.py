@@ -31,10 +31,10 @@ def header_make(n_tokens, token_bytes, vocabulary, separator, digest, name):
 
 
 class TokenFiles:
-    """The files of one part, each of at most @most tokens; @kind is "train" or "valid"."""
+    """The files of one part, each of at most @n_max tokens; @kind is "train" or "valid"."""
 
-    def __init__(self, directory, kind, token_bytes, most=TOKENS_MAX):
-        self.directory, self.kind, self.token_bytes, self.most = directory, kind, token_bytes, most
+    def __init__(self, directory, kind, token_bytes, n_max=TOKENS_MAX):
+        self.directory, self.kind, self.token_bytes, self.n_max = directory, kind, token_bytes, n_max
         self.file, self.counts = None, []
 
     def path(self, i):
@@ -43,12 +43,12 @@ class TokenFiles:
     def append(self, data):
         """Write tokens, in a next file where one is full."""
         while data:
-            if not self.file or self.counts[-1] == self.most:
+            if not self.file or self.counts[-1] == self.n_max:
                 self.close()
                 self.counts.append(0)
                 self.file = open(self.path(len(self.counts) - 1), "xb")  # pylint: disable=consider-using-with
                 self.file.write(UNFINISHED.ljust(HEADER_BYTES, b"\0"))
-            n_bytes = min(len(data), (self.most - self.counts[-1]) * self.token_bytes)
+            n_bytes = min(len(data), (self.n_max - self.counts[-1]) * self.token_bytes)
             self.file.write(data[:n_bytes])
             self.counts[-1] += n_bytes // self.token_bytes
             data = data[n_bytes:]

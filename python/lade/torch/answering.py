@@ -20,13 +20,13 @@ from .planned import Planned
 from .running.runtime import Runtime
 from .tracing.branches import Otherwise
 
-_SEARCH_SECONDS = 0.1, 0.1  # of a part's plan: least, most
+_SEARCH_SECONDS = 0.1, 0.1  # of a part's plan: min, max
 _LONG_SECONDS = 3.0, 3.0    # before a refusal, as the search for a whole step takes
 
 
 def planned_part(step, part):
     """Return the plan of a part of a step. DoesNotFit after a long search."""
-    wide = step.limits.least() if step.limits.is_share else step.limits
+    wide = step.limits.smallest() if step.limits.is_share else step.limits
     for limits in (step.limits, wide) if step.limits.is_share else (wide,):
         with contextlib.suppress(DoesNotFit):
             return Planned(part, step.pricer, limits, step.device, _SEARCH_SECONDS)

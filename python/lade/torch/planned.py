@@ -45,7 +45,7 @@ class Tiers:
         """True if the device's budget is a share of the step's unconstrained peak."""
         return isinstance(self.budget, str) and self.budget.rstrip().endswith("%")
 
-    def least(self):
+    def smallest(self):
         """Return these budgets with the smallest one of the device."""
         part = copy.copy(self)
         part.budget = "min"
@@ -104,7 +104,7 @@ class Planned:
 
     @without_collections()
     def __init__(self, trace, pricer, limits, device, plan_seconds):
-        """@plan_seconds: (least, most) of the search."""
+        """@plan_seconds: (min, max) of the search."""
         self.trace, self.limits, self.device = trace, limits, device
         self.part_peak_bytes = 0  # of parts of the step that ran before its plan
         start = time.perf_counter()
@@ -204,15 +204,15 @@ class Planned:
         plan_cache.save(key, plan)
         return plan
 
-    def _search(self, budget, least, most, own, is_last):
-        """Return a plan, by a search that grows with the ops. For "min" and before a refusal it takes the most seconds."""
-        seconds = most if budget == g.BUDGET_MIN else min(most, max(least, self.n_ops / OPS_PER_SECOND))
+    def _search(self, budget, min_s, max_s, own, is_last):
+        """Return a plan, by a search that grows with the ops. For "min" and before a refusal it takes @max_s."""
+        seconds = max_s if budget == g.BUDGET_MIN else min(max_s, max(min_s, self.n_ops / OPS_PER_SECOND))
         try:
             return self.graph.plan(budget, time_limit_s=seconds, **own)
         except DoesNotFit:
-            if seconds == most or not is_last:
+            if seconds == max_s or not is_last:
                 raise
-            return self.graph.plan(budget, time_limit_s=most, **own)
+            return self.graph.plan(budget, time_limit_s=max_s, **own)
 
     def bounded_ops(self):
         """Return {number: op} of ops whose scratch is a bound, one of each kind of call."""

@@ -36,7 +36,7 @@ from .tracing.trace import Given, calling_depth, calling_line, modules_of, trace
 from .tracing.watch import NESTED, SPARSE
 
 WAYS = ("recompute", "host", "store")
-PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: least, most
+PLAN_SECONDS = 0.5, 3.0 # of the search for one plan: min, max
 BACK_MAX = 8           # new beginnings of one call that know no more answers than the one before
 CAPTURES_MAX = 8       # of one step, each with more strides known
 FORMS_MAX = 256        # of arguments and of what the step reads, each with plans of its own

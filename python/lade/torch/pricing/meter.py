@@ -39,11 +39,11 @@ def events_of(device):
 
 def peak_of(sizes):
     """Return (largest running sum, last running sum) of sizes."""
-    live = most = 0
+    live = peak = 0
     for size in sizes:
         live += size
-        most = max(most, live)
-    return most, live
+        peak = max(peak, live)
+    return peak, live
 
 
 class _Record:

@@ -177,21 +177,21 @@ class Pricer:
         if len(cuts) != self.n_marks:
             raise CannotCapture(f"the allocator's events have {len(cuts)} of {self.n_marks} marks", "pricing")
         for key, price, mark in spans:
-            most, left = peak_of(sizes[cuts[mark] + 2:cuts[mark + 1]])
-            price.max_bytes = most - left + price.sizes[0] if price.is_part else most
+            peak, left = peak_of(sizes[cuts[mark] + 2:cuts[mark + 1]])
+            price.max_bytes = peak - left + price.sizes[0] if price.is_part else peak
             if price.elements:
-                each, rest = divmod(most, price.elements[0])
+                each, rest = divmod(peak, price.elements[0])
                 price.max_bytes = each * price.elements[1] + rest
             self.table[key] = price
 
     def _run(self, values, op, device, in_part):
         """Return (price, its last run's mark). Some ops refuse made-up operands: they get fresh ones, ones, zeros."""
-        most = kernels.max_scratch_value(op.node)
-        for fill in (None, None, 1, 0) if most is None else (most,):
+        max_value = kernels.max_scratch_value(op.node)
+        for fill in (None, None, 1, 0) if max_value is None else (max_value,):
             self.arena.fill = fill
             try:
                 found = self._run_filled(values, op, device, in_part)
-                if most is not None:
+                if max_value is not None:
                     self.arena.forget()
                 return found
             except (RuntimeError, ValueError, IndexError) as fault:

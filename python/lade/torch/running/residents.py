@@ -19,10 +19,10 @@ def assign(values, names, limits, kinds, staying):
     # the rest of the host is for values that wait during a step
     left = {g.HOST: limits.host_bytes // 2 if limits.store_bytes else limits.host_bytes * 3 // 4,
             g.STORE: limits.store_bytes * 3 // 4}
-    least = max(_MIN_BYTES, sum(s["bytes"] for s in values.storages if s["is_given"]) * _MIN_SHARE)
+    min_bytes = max(_MIN_BYTES, sum(s["bytes"] for s in values.storages if s["is_given"]) * _MIN_SHARE)
     for k, storage in enumerate(values.storages):
         storage["tier"] = g.DEVICE
-        if not storage["is_given"] or names[k].split(" ")[0] not in kinds or storage["bytes"] < least or k in staying:
+        if not storage["is_given"] or names[k].split(" ")[0] not in kinds or storage["bytes"] < min_bytes or k in staying:
             continue
         for tier, free in left.items():
             n = room_of(storage["bytes"], tier)

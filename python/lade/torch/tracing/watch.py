@@ -484,8 +484,8 @@ class Watch(TorchDispatchMode):
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         self.made += map(weakref.ref, made)
         is_argued, is_mutable = any(self._ref(t) for t in tensors), func._schema.is_mutable
-        most = _ARGUMENT_MAX if is_argued else _FOLLOWED_MAX
-        is_small = all(t.numel() <= most for t in made) and made
+        n_max = _ARGUMENT_MAX if is_argued else _FOLLOWED_MAX
+        is_small = all(t.numel() <= n_max for t in made) and made
         if reals is None or not is_small or not all(isinstance(t, FakeTensor) for t in made) \
                 or is_argued and is_mutable and not self._is_own(func, args, kwargs):
             if is_mutable:
