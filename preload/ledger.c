@@ -60,18 +60,12 @@ const char *lade_ledger_kind_name(enum lade_ledger_kind kind)
 
 /* ---- the budget as text ---- */
 
-/* True if the first @length characters can be a decimal number: lade_number_read takes blanks and 0x10 as well. */
-static bool is_decimal(const char *text, size_t length)
-{
-  return length > 0 && strspn(text, "0123456789+-.eE") >= length;
-}
-
 int lade_ledger_budget_parse(const char *text, struct lade_ledger_budget *ret_budget, struct lade_error *error)
 {
   struct lade_ledger_budget budget = {0};
   char *end = NULL;
   double percent = lade_number_read(text, &end);
-  bool is_percent = is_decimal(text, (size_t)(end - text)) && (strcmp(end, "%") == 0 || strcmp(end, "%dev") == 0);
+  bool is_percent = end > text && (strcmp(end, "%") == 0 || strcmp(end, "%dev") == 0);
   if (is_percent && percent > 0 && percent <= 100)
     budget.percent = percent;
   else if (is_percent)

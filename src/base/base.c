@@ -119,21 +119,21 @@ void lade_array_free(void **items, int *n, int *capacity)
 
 double lade_number_read(const char *text, char **ret_end)
 {
+  char *end = NULL;
   locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
-  if (!plain)
-    return strtod(text, ret_end);
-  double value = strtod_l(text, ret_end, plain);
-  freelocale(plain);
-  return value;
+  double value = plain ? strtod_l(text, &end, plain) : strtod(text, &end);
+  if (plain)
+    freelocale(plain);
+  const bool is_decimal = strspn(text, "0123456789+-.eE") >= (size_t)(end - text);
+  *ret_end = is_decimal ? end : (char *)(uintptr_t)text;
+  return is_decimal ? value : 0;
 }
 
 int lade_size_parse(const char *text, uint64_t *ret_bytes)
 {
   char *end = NULL;
   if (!isdigit((unsigned char)text[0]) && text[0] != '.')
-    return -EINVAL; /* lade_number_read would accept signs, "nan" and "inf" */
-  if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X'))
-    return -EINVAL;
+    return -EINVAL; /* a number has no sign here */
   double value = lade_number_read(text, &end);
   const char *unit = end + strspn(end, " ");
   if (unit > end && !*unit)

@@ -67,8 +67,8 @@ void lade_array_free(void **items, int *n, int *capacity);
 int lade_size_parse(const char *text, uint64_t *ret_bytes);
 
 /*
- * Read a number as strtod does, with a decimal point in any locale, because files and options do not follow the
- * program's locale. Uses the program's locale if memory is out. Any thread.
+ * Read a decimal number, such as -1.5e3, as strtod does, with a point in any locale, unless memory is out. Other texts
+ * are no numbers (a leading blank, 0x10, inf, nan): return 0, and set *@ret_end to @text. Any thread.
  */
 double lade_number_read(const char *text, char **ret_end);
 

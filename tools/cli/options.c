@@ -74,17 +74,11 @@ static int pace_parse(const struct option *option, const char *text, struct lade
   return status;
 }
 
-/* True if the first @length characters can be a decimal number: strtod takes blanks, 0x10 and nan(1) as well. */
-static bool is_decimal(const char *text, size_t length)
-{
-  return length > 0 && strspn(text, "0123456789+-.eE") >= length;
-}
-
 static int real_parse(const struct option *option, const char *text, struct lade_error *error, double *ret_value)
 {
   char *end = NULL;
-  double value = strtod(text, &end);
-  if (!is_decimal(text, strlen(text)) || *end || !isfinite(value))
+  double value = lade_number_read(text, &end);
+  if (end == text || *end || !isfinite(value))
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected a number", option->name, text);
   *ret_value = value;
   return number_check(option, text, value, error);
@@ -134,12 +128,12 @@ int budget_parse(const char *text, struct lade_budget *ret_budget, struct lade_e
 {
   struct lade_budget budget = {0};
   char *end = NULL;
-  double percent = strtod(text, &end);
+  double percent = lade_number_read(text, &end);
   if (strcmp(text, "min") == 0)
     budget.kind = LADE_BUDGET_MIN;
   else if (strcmp(text, "auto") == 0)
     budget.kind = LADE_BUDGET_AUTO;
-  else if (*end == '%' && is_decimal(text, (size_t)(end - text))) {
+  else if (*end == '%' && end > text) {
     bool is_device = strcmp(end, "%dev") == 0;
     const double max = is_device ? 100 : 1e6;
     if ((!is_device && end[1]) || !(percent > 0) || percent > max)

@@ -117,6 +117,24 @@ static void size_refuses_other_text(void **state)
   assert_int_equal(bytes, 77);
 }
 
+static void numbers_are_decimal(void **state)
+{
+  static const char *const others[] = {"", " 1", "0x10", "-0x1p3", "inf", "-nan", "nan(1)", "e5", "+", "%"};
+  static const struct {
+    const char *text, *rest;
+    double value;
+  } numbers[] = {{"-1.5e3", "", -1500}, {"+.5%", "%", 0.5}, {"2e", "e", 2}, {"7,5", ",5", 7}, {"0", "", 0}};
+  char *end = NULL;
+  for (size_t i = 0; i < LADE_COUNT(others); i++) {
+    assert_true(lade_number_read(others[i], &end) == 0);
+    assert_ptr_equal(end, others[i]);
+  }
+  for (size_t i = 0; i < LADE_COUNT(numbers); i++) {
+    assert_true(lade_number_read(numbers[i].text, &end) == numbers[i].value);
+    assert_string_equal(end, numbers[i].rest);
+  }
+}
+
 static void temporary_failures_are_retried_and_not_for_ever(void **state)
 {
   static const int codes[] = {-EINTR, -EAGAIN, -EBUSY, -EIO, 0};
@@ -407,6 +425,7 @@ int main(void)
       cmocka_unit_test(size_parses_common_forms),
       cmocka_unit_test_setup_teardown(sizes_have_a_point, scratch_setup, scratch_teardown),
       cmocka_unit_test(size_refuses_other_text),
+      cmocka_unit_test(numbers_are_decimal),
       cmocka_unit_test(a_long_error_keeps_its_ends),
       cmocka_unit_test(temporary_failures_are_retried_and_not_for_ever),
       cmocka_unit_test(array_keeps_pushed_items),
