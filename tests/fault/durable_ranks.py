@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of several ranks with --durable, of replicas and of shards. After a kill, or a drive failure at one rank, the
 same command resumes with the numbers of an undisturbed job. Ranks whose files are not parts of one state are
-refused.
+refused. A job whose state need not last ends in the same way when a rank's drive fails.
 
-Usage: durable_ranks.py LADE PLUGIN REFUSE [N]
+Usage: durable_ranks.py LADE PLUGIN REFUSE SLOW_DRIVE [N]
 
 With N that many kills in each of two layouts, and refusals.
 """
@@ -28,7 +28,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import jobs
 from jobs import require
 
-LADE, REFUSE = (os.path.abspath(sys.argv[i]) for i in (1, 3))
+LADE, REFUSE, SLOW = (os.path.abspath(sys.argv[i]) for i in (1, 3, 4))
 URING_SETUP = "425"  # io_uring_setup, on every architecture
 ENVIRONMENT = jobs.environment(sys.argv[2])
 N_STEPS = 6
@@ -41,6 +41,7 @@ Layout = collections.namedtuple("Layout", "ranks options")
 REPLICAS = Layout(2, ("--dtype", "fp32"))
 ZERO_1 = Layout(2, (*REPLICAS.options, "--zero", "1"))
 ZERO_3 = Layout(2, (*REPLICAS.options, "--zero", "3"))
+SCRATCH = Layout(2, ZERO_3.options)  # without --durable
 # Other layouts that cut a parameter or repeat its blocks, and other forms of state, with their padding.
 ZERO_3_TP = Layout(4, ("--zero", "3", "--tp", "2", "--micro-batch", "2", "--moments", "bf16"))
 HYBRID = Layout(4, ("--zero", "3", "--shard", "2", "--moments", "8bit", "--master", "24bit"))
@@ -49,7 +50,8 @@ HYBRID = Layout(4, ("--zero", "3", "--shard", "2", "--moments", "8bit", "--maste
 def begin(layout, *more, launch=()):
     if os.path.exists("log"):
         os.remove("log")
-    return jobs.Job(jobs.command(LADE, layout.ranks, *TRAIN, *layout.options, *more, launch=launch), ENVIRONMENT, "log")
+    words = [word for word in TRAIN if layout is not SCRATCH or word != "--durable"]
+    return jobs.Job(jobs.command(LADE, layout.ranks, *words, *layout.options, *more, launch=launch), ENVIRONMENT, "log")
 
 
 def digests(out):
@@ -125,6 +127,32 @@ def reads_fail(layout, bad):
     require(code == 5 and not out and lines and all(word in line for word in words for line in lines),
             f"ranks that cannot read end the job with {code}", lines)
     goes_on(layout, WANT, "after blocks that could not be read")
+
+
+def scratch_fails(direction, begin_bytes, bad, words):
+    """The scratch file of rank @bad, or of all ranks, fails all @direction after @begin_bytes of them."""
+    which = f'[ $OMPI_COMM_WORLD_RANK = {bad} ] || exec "$0" "$@"; ' if bad is not None else ""
+    fake = f"LD_PRELOAD={SLOW} SLOW_{direction}=1e12 SLOW_FILE_BYTES={1 << 40} SLOW_ERRNO={errno.EIO} " \
+           f"SLOW_ERRNO_FILE_BYTES={1 << 40} SLOW_ERRNO_BYTES={begin_bytes}"
+    script = f'shift; {which}exec {REFUSE} {errno.ENOSYS} {URING_SETUP} -- /usr/bin/env {fake} "$0" "$@"'
+    code, out, lines = begin(SCRATCH, launch=["--", "sh", "-c", script, LADE]).end()
+    lines = [line for line in lines if ": note: " not in line]
+    require(code == 5 and not out and lines and all(word in line for word in (*words, "store in state", "Input/output error")
+                                                    for line in lines), f"{direction} that fail end the job with {code}", lines)
+    require(not os.listdir("state"), "files stay behind", os.listdir("state"))
+
+
+def a_scratch_file_that_fails_at_a_rank_ends_the_job():
+    clear()
+    code, out, lines = begin(SCRATCH).end()
+    require(code == 0, "a job over a store fails", lines)
+    summary = json.loads(out)
+    file_bytes, read_bytes = summary["store_bytes"], summary["store_read_bytes_per_step"]
+    require(file_bytes > 0 and read_bytes > 0, "the job uses no store", out)
+    scratch_fails("WRITE", 0, 0, ())
+    scratch_fails("WRITE", 3 * file_bytes, 1, ("writing",))
+    scratch_fails("READ", 2 * read_bytes, 1, ("reading",))
+    scratch_fails("READ", 2 * read_bytes, None, ("reading",))
 
 
 def can_trace():
@@ -289,7 +317,7 @@ def kills(layout, n):
 
 def layouts_survive_kills():
     for layout in (ZERO_3_TP, HYBRID):
-        kills(layout, int(sys.argv[4]))
+        kills(layout, int(sys.argv[5]))
 
 
 with jobs.scratch():
@@ -298,8 +326,9 @@ with jobs.scratch():
     random.seed(seed)
     print(f"seed {seed}", flush=True)
     WANT = undisturbed(REPLICAS)
-    if len(sys.argv) > 4:
+    if len(sys.argv) > 5:
         jobs.tests_run((layouts_survive_kills, the_first_step_and_the_first_rank_are_no_others,
                         states_of_different_runs_are_refused_and_not_touched))
     else:
-        jobs.tests_run((ranks_continue_from_the_generation_that_all_have, blocks_of_a_killed_job_are_gone_on_from))
+        jobs.tests_run((ranks_continue_from_the_generation_that_all_have, blocks_of_a_killed_job_are_gone_on_from,
+                        a_scratch_file_that_fails_at_a_rank_ends_the_job))
