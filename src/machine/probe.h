@@ -35,6 +35,8 @@ struct lade_probe_params {
   bool has_fresh_ops;                 /* measure the graph's ops even if the cache has them, and check its rates of the
                                          drive: a run that is about to begin needs the machine's current times */
   const char *cache_dir;              /* NULL: as above; for tests */
+  bool (*is_stopping)(void *user);    /* true: lade_probe_measure_sustained ends after its pass; NULL: it does not */
+  void *user;
 };
 
 /*
@@ -68,8 +70,8 @@ struct lade_drive_lasting {
 /*
  * Measure the lasting rates of the drive of params->store into @store, which has the whole drive's rates so far, and
  * keep them for later predictions. Take at most @limit_ns and LADE_DRIVE_SUSTAINED_NS, and one pass more if the drive
- * is slower than its known rates. *@ret_is_new false: the drive is too slow for @limit_ns, or the drive or the memory
- * has no room to measure in; nothing changes. Errors of lade_store_open and of its transfers. Blocks.
+ * is slower than its known rates. *@ret_is_new false: the drive is too slow for @limit_ns, params->is_stopping, or the drive
+ * or the memory has no room to measure in; nothing changes. Errors of lade_store_open and of its transfers. Blocks.
  */
 #define LADE_DRIVE_SUSTAINED_NS INT64_C(20000000000)
 int lade_probe_measure_sustained(const struct lade_probe_params *params, int64_t limit_ns, struct lade_error *error,

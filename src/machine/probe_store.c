@@ -67,9 +67,16 @@ struct drive {
   lade_store *store;
   struct lade_extent extent;
   int n_pieces; /* of a pass */
+  bool (*is_stopping)(void *user); /* may be NULL */
+  void *user;
   struct lade_transfer transfers[REQUESTS_MAX];
   struct probe_area area;
 };
+
+static bool drive_is_stopping(const struct drive *drive)
+{
+  return drive->is_stopping && drive->is_stopping(drive->user);
+}
 
 /* ---- rates ---- */
 
@@ -240,8 +247,8 @@ static int stream_rate(struct drive *drive, int64_t limit_ns, double limit_bytes
   int rc = drive_pass_begin(drive, MIX_PIECES / 2);
   if (rc)
     return transfers_end(drive, drive->n_pieces, rc, error);
-  for (int i = 0; !rc && (counted_bytes == 0 || i || (ns < limit_ns && bytes < limit_bytes));
-       i = (i + 1) % drive->n_pieces) {
+  for (int i = 0; !rc && !drive_is_stopping(drive) &&
+       (counted_bytes == 0 || i || (ns < limit_ns && bytes < limit_bytes)); i = (i + 1) % drive->n_pieces) {
     rc = lade_store_wait(drive->store, &drive->transfers[i], error);
     bytes += (double)PIECE_BYTES;
     if (i == drive->n_pieces - 1) {
@@ -267,7 +274,7 @@ static int turns_rates(struct drive *drive, int64_t limit_ns, double limit_bytes
   double bytes = 0;
   int64_t ns = 0, sum_ns[2] = {0};
   int n_turns = 0;
-  for (; !n_turns || (ns < limit_ns && bytes < limit_bytes); n_turns++) {
+  for (; !n_turns || (ns < limit_ns && bytes < limit_bytes && !drive_is_stopping(drive)); n_turns++) {
     for (int is_read = 0; is_read < 2; is_read++) {
       int rc = drive_pass(drive, is_read ? 0 : MIX_PIECES, error);
       if (rc)
@@ -286,8 +293,8 @@ static int turns_rates(struct drive *drive, int64_t limit_ns, double limit_bytes
 /*
  * Measure the lasting rates of writes, of half reads and of reads for about @limit_ns, or over LASTING_BYTES. The first
  * half, a pass of each in turn, uses up a drive's cache or credit. If it shows that the second half takes longer than
- * that time, and @is_bounded, there is none: *@ret_is_new is false. pre: @store has the first rates, and all pieces
- * were written.
+ * that time, and @is_bounded, there is none: *@ret_is_new is false. So is it if the caller stops the measurement. pre:
+ * @store has the first rates, and all pieces were written.
  */
 static int drive_lasting(struct drive *drive, int64_t limit_ns, bool is_bounded, struct lade_error *error,
                          struct lade_machine_store *store, bool *ret_is_new)
@@ -297,7 +304,7 @@ static int drive_lasting(struct drive *drive, int64_t limit_ns, bool is_bounded,
   double bytes = 0, rate = store->total_bytes_per_s;
   int64_t ns = 0;
   int rc = 0;
-  for (int i = 0; !rc && bytes < LASTING_BYTES / 2 && ns < limit_ns / 2; i++) {
+  for (int i = 0; !rc && bytes < LASTING_BYTES / 2 && ns < limit_ns / 2 && !drive_is_stopping(drive); i++) {
     drive_pass_shorten(drive, rate, (double)limit_ns / LASTING_PASSES);
     rc = drive_pass(drive, MIX_PIECES / 2 * (2 - i % 3), error);
     const int64_t end_ns = lade_now_ns() - start_ns;
@@ -307,12 +314,14 @@ static int drive_lasting(struct drive *drive, int64_t limit_ns, bool is_bounded,
   }
   drive_pass_shorten(drive, rate, (double)limit_ns / LASTING_PASSES);
   const double rest_ns = SECOND_HALF_PASSES * pass_bytes(drive) / rate * 1e9;
-  *ret_is_new = !rc && (!is_bounded || rest_ns <= (double)limit_ns / 2);
+  *ret_is_new = !rc && (!is_bounded || rest_ns <= (double)limit_ns / 2) && !drive_is_stopping(drive);
   if (*ret_is_new)
     rc = stream_rate(drive, limit_ns / 4, LASTING_BYTES / 4, error, &store->lasting_bytes_per_s);
+  *ret_is_new = *ret_is_new && !drive_is_stopping(drive);
   if (*ret_is_new && !rc)
     rc = turns_rates(drive, limit_ns / 4, LASTING_BYTES / 4, error, &store->lasting_write_bytes_per_s,
                      &store->lasting_read_bytes_per_s);
+  *ret_is_new = *ret_is_new && !drive_is_stopping(drive);
   store->lasting_latency_ns = store->latency_ns;
   store->burst_bytes = store->known_bytes = (uint64_t)bytes;
   drive->n_pieces = n_pieces;
@@ -388,6 +397,8 @@ static int drive_open(const struct lade_probe_params *params, uint64_t bytes, st
   if (!drive)
     return lade_error_set(error, -ENOMEM, "probe: out of memory");
   drive->n_pieces = (int)LADE_MIN(bytes / PIECE_BYTES, (uint64_t)N_PIECES);
+  drive->is_stopping = params->is_stopping;
+  drive->user = params->user;
   int rc = lade_store_open(&own, error, &drive->store);
   if (!rc)
     rc = lade_store_reserve(drive->store, bytes, &drive->extent);

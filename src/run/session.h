@@ -90,6 +90,7 @@ struct lade_session_params {
   const lade_session *template_session;
   struct lade_faults *faults;
   void (*notice)(void *user, const char *line);
+  bool (*is_stopping)(void *user); /* true: the caller is about to close it; optional measurements end. May be NULL */
   void *user;
 };
 

@@ -11,7 +11,8 @@ that a long run moves, fewer than those of a fast drive.
 With "burst" the drive serves its first 300 MB eight times as fast as the rest. A long run measures the drive past them
 before it plans, and its first step takes the time that it predicts. A second one does not measure again.
 
-With "limit" a run measures a slow drive within a twentieth of its time, and does not begin to on a slower one.
+With "limit" a run measures a slow drive within a twentieth of its time, and does not begin to on a slower one. A signal
+stops the run while it measures.
 
 With "optional" the drive is slow for measurements alone, so that runs of hours take a second. Runs with and without
 their measurement end with the same bits: one rank, two of them, a durable run, and runs whose measurement fails.
@@ -95,23 +96,37 @@ if sys.argv[4:] == ["probe"]:
 BURST = {"SLOW_READ": "40e6", "SLOW_WRITE": "40e6", "SLOW_FILE_BYTES": str(256 << 20)}  # io is most of a step, also beside load
 
 
-def long_run(steps, n_awaited, **rates):
-    """Begin a run of @steps and stop it after @n_awaited. Return the predicted time of a step, the measured times and
-    the words."""
+def text_of(path):
+    """The contents of a file that may not exist yet."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def stopped_run(steps, is_due, **rates):
+    """Begin a run of @steps, stop it when is_due() holds, and return its words."""
     with open("log.jsonl", "w", encoding="utf-8"), open("words", "w", encoding="utf-8") as words:
         child = subprocess.Popen([*PREFIX, "train", *TRAIN, "--steps", str(steps), "--eval-iters", "1", "--log", "log.jsonl"],
                                  stdout=subprocess.DEVNULL, stderr=words, env={**os.environ, **rates})
-    events, err = [], ""
-    while (len(events) < n_awaited or "drive:" not in err) and child.poll() is None:
+    while not is_due() and child.poll() is None:
         time.sleep(0.01)
-        with open("log.jsonl", encoding="utf-8") as log, open("words", encoding="utf-8") as words:
-            events = [line for line in log if '"event":"step"' in line and line.endswith("\n")]
-            err = words.read()
     child.send_signal(signal.SIGINT)
-    code = child.wait()
-    with open("words", encoding="utf-8") as words:
-        err = words.read()
+    code, err = child.wait(), text_of("words")
     assert code == 130, (code, err)
+    return err
+
+
+def logged_steps():
+    return [line for line in text_of("log.jsonl").splitlines(True) if '"event":"step"' in line and line.endswith("\n")]
+
+
+def long_run(steps, n_awaited, **rates):
+    """Begin a run of @steps and stop it after @n_awaited. Return the predicted time of a step, the measured times and
+    the words."""
+    err = stopped_run(steps, lambda: len(logged_steps()) >= n_awaited and "drive:" in text_of("words"), **rates)
+    events = logged_steps()
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
     moved, unit, rate, per = re.search(r"a step moves ([\d.]+) (\w+), ([\d.]+) (\w+)/s of", err).groups()
     seconds = [2 * 32 / json.loads(line)["tokens_per_second"] for line in events]
@@ -180,6 +195,15 @@ if sys.argv[4:] == ["limit"]:
     # A pass of the slower drive takes too long: no byte is moved.
     n, stores = measured_bytes(4.5, 20e6, SLOW_READ="20e6", SLOW_WRITE="20e6")
     assert n == 0 and all(entry["lasting_bytes_per_s"] == 0 for entry in stores.values()), (n, stores)
+    # A stop signal ends the measurement, and the run before its first step.
+    rates_forget()
+    lines = tuple(f"{size} " for size in MEASURED)
+    err = stopped_run(int(20 * 9 / fast["predicted_step_seconds"]),
+                      lambda: any(line.startswith(lines) for line in text_of("calls").splitlines()), **STEADY)
+    moved, stores = moved_bytes(), kept()[1]["stores"]
+    n = sum(moved.get(size, 0) for size in MEASURED)
+    assert "stopped after step 0" in err and not logged_steps(), err
+    assert n < 60e6 * 9 / 3 and all(entry["lasting_bytes_per_s"] == 0 for entry in stores.values()), (n, stores)
     sys.exit(0)
 
 

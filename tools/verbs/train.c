@@ -65,6 +65,11 @@ static void notice_print(void *user, const char *line)
     message_print("train: note", line);
 }
 
+static bool is_stopping(void *user)
+{
+  return signals_get() != 0;
+}
+
 /* ---- the log ---- */
 
 static void log_event(struct train_run *run, json_t *event)
@@ -384,8 +389,10 @@ static int save_if_due(struct train_run *run)
 static int loop(struct train_run *run)
 {
   const struct options *options = &run->options;
-  int status = evaluate(run);
-  if (!status)
+  int status = ends_agree(run);
+  if (!status && !run->stop_signal)
+    status = evaluate(run);
+  if (!status && !run->stop_signal)
     status = ends_agree(run);
   while (!status && run->info.step < options->session.steps && !run->stop_signal) {
     status = step(run);
@@ -654,6 +661,7 @@ static int begin(struct train_run *run)
 {
   struct options *options = &run->options;
   options->session.notice = notice_print;
+  options->session.is_stopping = is_stopping;
   options->session.user = run;
   job_status_fill(run);
   int status = dry_check(run);

@@ -70,6 +70,8 @@ static int sustained_measure(void *user, struct lade_error *error)
   struct lade_error own = {0};
   params.store = &store;
   params.skip_cache = s->params.skip_cache;
+  params.is_stopping = s->params.is_stopping;
+  params.user = s->params.user;
   int status = lade_probe_measure_sustained(&params, work->limit_ns, &own, &work->ret_sustained->store,
                                             &work->ret_sustained->is_new);
   if (status)
