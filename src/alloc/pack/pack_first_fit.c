@@ -144,10 +144,10 @@ static void block_note(struct first_fit_block *block, int at, int32_t stretch_sl
 {
   const struct placed_item *place = &block->body->places[at];
   bool is_first = block->n == 1;
-  for (int word = 0; word < N_STRETCHES / 64; word++) {
-    uint64_t bits = stretch_bits(place->lo, place->hi, stretch_slots, word);
-    block->stretches[word] = is_first ? bits : block->stretches[word] | bits;
-  }
+  if (is_first)
+    memset(block->stretches, 0, sizeof(block->stretches));
+  for (int word = place->lo / stretch_slots / 64; word <= (place->hi - 1) / stretch_slots / 64; word++)
+    block->stretches[word] |= stretch_bits(place->lo, place->hi, stretch_slots, word);
   block->lo_min = is_first ? place->lo : LADE_MIN(block->lo_min, place->lo);
   block->lo_max = is_first ? place->lo : LADE_MAX(block->lo_max, place->lo);
   block->hi_min = is_first ? place->hi : LADE_MIN(block->hi_min, place->hi);

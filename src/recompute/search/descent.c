@@ -58,6 +58,8 @@ struct model_descent {
   const struct peak *peak; /* of the current residency */
   int32_t peak_number;
   struct idle_value *idle; /* by value's number: its idle bytes at the peak, if any */
+  const struct idle_value *spread; /* borrowed: entries of the last peak that are in idle */
+  int n_spread;
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
   uint64_t *unit_keys;      /* by unit: equal for units whose values wait alike */
   int32_t *representatives; /* by a group's first tensor: the member live at the peak that represents the group; -1 */
@@ -526,11 +528,15 @@ static int peak_renew(struct model_descent *d)
   return peak_analysis_get(d->analysis, d->residency, &d->peak, &d->peak_number);
 }
 
+/* Let the idle bytes be those of the current peak. The analysis keeps the entries of each peak in place. */
 static void idle_spread(struct model_descent *d)
 {
-  memset(d->idle, 0, (size_t)lade_value_count(d->graph) * sizeof(*d->idle));
-  for (int i = 0; i < d->peak->n_idle; i++)
-    d->idle[d->peak->idle[i].tensor] = d->peak->idle[i];
+  for (int i = 0; i < d->n_spread; i++)
+    d->idle[d->spread[i].tensor] = (struct idle_value){.bytes = 0};
+  d->spread = d->peak->idle;
+  d->n_spread = d->peak->n_idle;
+  for (int i = 0; i < d->n_spread; i++)
+    d->idle[d->spread[i].tensor] = d->spread[i];
 }
 
 /* Fill the keys of units from the choices of their saved values. */

@@ -101,23 +101,31 @@ static int32_t view_tensor(const struct peak_analysis *s, const struct lade_resi
   return graph->params[param].grad;
 }
 
+/* Add @bytes to the idle bytes of value @tensor, and return the entry. */
+static struct idle_value *idle_add(struct peak_analysis *s, int32_t tensor, uint64_t bytes)
+{
+  struct idle_value *idle = &s->idle[tensor];
+  if (!idle->bytes && bytes)
+    s->noted[s->n_noted++] = tensor;
+  idle->bytes += bytes;
+  return idle;
+}
+
 /* Note the idle bytes that buffer @i of @p, which is live at the peak, adds. */
 static void buffer_note(struct peak_analysis *s, const struct lade_program *p, int i, int32_t tensor)
 {
   const struct resident_view *view = &s->views[i];
   const struct lade_model_graph *graph = p->graph;
-  struct idle_value *idle = &s->idle[tensor];
   const bool is_optional = tensor < graph->n_tensors && graph->tensors[tensor].is_optional;
   if (p->buffers[i].is_resident || is_optional) {
-    idle->bytes += p->buffers[i].bytes;
-    idle->is_in_saved_gap = is_optional;
+    idle_add(s, tensor, p->buffers[i].bytes)->is_in_saved_gap = is_optional;
     return;
   }
   if (view->is_used_now || view->before < 0 || view->after == INT32_MAX)
     return;
   if (is_copy(p, view->before) || is_copy(p, view->after))
     return; /* already just in time */
-  idle->bytes += p->buffers[i].bytes;
+  struct idle_value *idle = idle_add(s, tensor, p->buffers[i].bytes);
   bool is_grad = tensor < graph->n_tensors && graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
   if (tensor < graph->n_tensors)
     idle->is_in_saved_gap = instr_phase(p, view->before) != instr_phase(p, view->after) ||
@@ -125,25 +133,23 @@ static void buffer_note(struct peak_analysis *s, const struct lade_program *p, i
 }
 
 /* Collect the values that are live and idle at the peak. */
-static int idle_collect(struct peak_analysis *s, const struct lade_residency *residency, const struct lade_program *p,
-                        struct peak *peak)
+static int idle_collect(struct peak_analysis *s, const struct lade_residency *residency, const struct lade_program *p)
 {
-  const int n_values = lade_value_count(p->graph);
   const int peak_at = p->live_peak_at[LADE_DEVICE];
   struct resident_view *views = realloc(s->views, ((size_t)p->n_buffers + 1) * sizeof(*views));
   if (!views)
     return -ENOMEM;
   s->views = views;
   views_fill(p, peak_at, views);
-  memset(s->idle, 0, (size_t)n_values * sizeof(*s->idle));
   for (int i = 0; i < p->n_buffers; i++) {
+    const struct lade_buffer *buffer = &p->buffers[i];
+    if (buffer->space != LADE_DEVICE || buffer->first > peak_at || buffer->last < peak_at)
+      continue;
     const int32_t tensor = view_tensor(s, residency, p, &views[i]);
-    bool is_live = p->buffers[i].first <= peak_at && p->buffers[i].last >= peak_at;
-    if (p->buffers[i].space == LADE_DEVICE && is_live && tensor >= 0)
+    if (tensor >= 0)
       buffer_note(s, p, i, tensor);
   }
-  peak->idle = malloc(((size_t)n_values + 1) * sizeof(*peak->idle));
-  return peak->idle ? 0 : -ENOMEM;
+  return 0;
 }
 
 /* ---- queue times ---- */
@@ -217,19 +223,19 @@ static int64_t program_bound_ns(const struct peak_analysis *s, const struct lade
 
 /* ---- memoised results ---- */
 
-/* Copy the values with idle bytes from the scratch to @peak, into memory of just their size. */
-static void idle_keep(const struct peak_analysis *s, struct peak *peak)
+/* Move the values with idle bytes from the scratch to @peak. -ENOMEM. */
+static int idle_keep(struct peak_analysis *s, struct peak *peak)
 {
-  const int n_values = lade_value_count(s->params->graph);
-  for (int i = 0; i < n_values; i++) {
-    if (s->idle[i].bytes) {
-      peak->idle[peak->n_idle] = s->idle[i];
-      peak->idle[peak->n_idle++].tensor = i;
-    }
+  peak->idle = malloc(((size_t)s->n_noted + 1) * sizeof(*peak->idle));
+  for (int i = 0; i < s->n_noted; i++) {
+    const int32_t tensor = s->noted[i];
+    s->idle[tensor].tensor = tensor;
+    if (peak->idle)
+      peak->idle[peak->n_idle++] = s->idle[tensor];
+    s->idle[tensor] = (struct idle_value){.bytes = 0};
   }
-  struct idle_value *fitted = realloc(peak->idle, ((size_t)peak->n_idle + 1) * sizeof(*fitted));
-  if (fitted)
-    peak->idle = fitted;
+  s->n_noted = 0;
+  return peak->idle ? 0 : -ENOMEM;
 }
 
 /* Emit the program of @residency and analyse it. */
@@ -239,9 +245,10 @@ static int peak_take(struct peak_analysis *s, const struct lade_residency *resid
   struct lade_build_params build_params = descent_build_params(s->params, residency);
   int status = lade_program_emit_over(&build_params, s->program);
   if (!status)
-    status = idle_collect(s, residency, program, peak);
+    status = idle_collect(s, residency, program);
+  if (!status)
+    status = idle_keep(s, peak);
   if (!status) {
-    idle_keep(s, peak);
     peak->queue_times = queue_times_count(program);
     peak->bound_ns = program_bound_ns(s, program, &peak->queue_times);
     memcpy(peak->live_bytes, program->live_peak_bytes, sizeof(peak->live_bytes));
@@ -317,8 +324,9 @@ int peak_analysis_init(struct peak_analysis *s, const struct lade_plan_params *p
 {
   *s = (struct peak_analysis){.params = params, .pricer = pricer};
   s->idle = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->idle));
+  s->noted = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->noted));
   s->program = calloc(1, sizeof(*s->program));
-  return s->idle && s->program ? 0 : -ENOMEM;
+  return s->idle && s->noted && s->program ? 0 : -ENOMEM;
 }
 
 void peak_analysis_finish(struct peak_analysis *s)
@@ -329,6 +337,7 @@ void peak_analysis_finish(struct peak_analysis *s)
   lade_program_destroy(s->program);
   free(s->table);
   free(s->views);
+  free(s->noted);
   free(s->idle);
 }
 

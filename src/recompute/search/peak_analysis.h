@@ -22,7 +22,7 @@ struct peak {
   uint64_t live_bytes[LADE_N_SPACES]; /* at the peak of each space */
   int64_t bound_ns;                   /* no schedule of the program's instructions is faster */
   struct lade_queue_times queue_times;
-  struct idle_value *idle; /* ascending by tensor */
+  struct idle_value *idle; /* one for each value that has idle bytes */
   int n_idle;
 };
 
@@ -34,7 +34,9 @@ struct peak_analysis {
   int n_table;
   struct lade_program *program; /* scratch: of the latest new residency */
   struct resident_view *views; /* scratch, by buffer */
-  struct idle_value *idle;     /* scratch, by value's number */
+  struct idle_value *idle;     /* scratch, by value's number: all 0 between two analyses */
+  int32_t *noted;              /* scratch: values with idle bytes */
+  int n_noted;
 };
 
 /* Start a cache for @params' prices; @params and @pricer are borrowed. -ENOMEM. Finish accepts one that is all 0. */
