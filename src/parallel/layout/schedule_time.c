@@ -10,13 +10,13 @@
  * stages) at worst, near O(slots) for the schedules here.
  *
  * A full pipeline becomes periodic: from some microbatch on, each half ends a constant time after the same half of the
- * microbatch a period before. The period is the length of the circle of slots that limits the pipeline: 1 if that is one
- * busy stage, up to a few rounds of all stages if transfers limit it. Of very many microbatches only some are run. If
- * the halves of as many as may be in flight repeat with one period, so do all later ones by induction, because a slot
- * waits for no microbatch further back. The microbatches that were left out then add whole periods, exactly. If the
- * halves do not yet repeat, more are run. Stages whose work differs by little take long: after RUN_MAX microbatches a
- * stage, those that are left out take the mean time of the last half of those that were run, or what the bound demands.
- * So the time to compute a schedule does not grow with the batch.
+ * microbatch a period before. The period is the length of the circle of slots that limits the pipeline: 1 if that is
+ * one busy stage, up to a few rounds of all stages if transfers limit it. Of very many microbatches only some are run.
+ * If the halves of as many as may be in flight repeat with one period, so do all later ones by induction, because a
+ * slot waits for no microbatch further back. The microbatches that were left out then add whole periods, exactly. If
+ * the halves do not yet repeat, more are run. Stages whose work differs by little take long: after RUN_MAX microbatches
+ * a stage, those that are left out take the mean time of the last half of those that were run, or what the bound
+ * demands. So the time to compute a schedule does not grow with the batch.
  *
  * GPIPE does not become periodic, because its stages do not wait for later ones: a fast stage runs ahead of a slow one.
  * It is a flow shop of equal jobs: each microbatch but the first adds the longest half of each direction.
