@@ -7,7 +7,8 @@
  * ends the step:
  *
  *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
- *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum
+ *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum. With shard
+ *              groups the sums of blocks over their replicas run beside the last one's too
  *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
  *              for each microbatch, beside the computing of the layer before. A job may gather late, like FSDP with
  *              BACKWARD_POST, but unlike Lade: in the backward half nothing is computed beside a gather
@@ -200,9 +201,10 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
     exposed_ns += n_scatters * overlap_ns(scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
   else
     exposed_ns += overlap_ns(scatter_ns, core->backward_ns, hidden);
-  if (dp > shard) { /* sums of blocks over the replicas of a shard group */
+  if (dp > shard) { /* sums of blocks over the replicas of a shard group, each behind its block's last scatter */
     axis_price(job, layout, LADE_AXIS_REPLICATE, &unused, &sum);
-    exposed_ns += ring_ns(&sum, 2 * grad_bytes / shard * ring_share(dp / shard));
+    exposed_ns += overlap_ns(rings_ns(&sum, n, 2 * grad_bytes / shard * ring_share(dp / shard)),
+                             LADE_MAX(core->backward_ns - scatter_ns, 0), hidden);
   }
   return exposed_ns;
 }
