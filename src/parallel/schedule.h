@@ -143,10 +143,20 @@ struct lade_schedule_times {
 
 /*
  * Compute the time of @pipeline from the halves of its pieces (piece c * stages + s) and of a transfer between stages.
- * A transfer takes @boundary_ns after its half and occupies no stage. O(slots), of at most 17 microbatches a stage.
- * -EDEADLK if stages wait for one another in a circle; -ENOMEM. Any thread.
+ * A transfer takes @boundary_ns after its half and occupies no stage. O(slots), of a number of microbatches that does
+ * not grow with the batch: schedule_time.c says when the time is exact. pre: the pipeline is_training. -EDEADLK if
+ * stages wait for one another in a circle; -ENOMEM. Any thread.
  */
 int lade_schedule_time(const struct lade_pipeline *pipeline, const struct lade_piece_time *pieces, double boundary_ns,
                        struct lade_schedule_times *ret_times);
+
+/*
+ * Compute the work of the busiest stage, and lower bounds of the spans: O(pieces). A stage begins after one forward
+ * half of the pieces before its first one. After its last backward half the backward halves of the same pieces remain,
+ * and one split half of weights on the first stage. In between it does all its work, or, of split halves, those of
+ * weights after its last backward half. pre: as above.
+ */
+void lade_schedule_time_bound(const struct lade_pipeline *pipeline, const struct lade_piece_time *pieces,
+                              double boundary_ns, struct lade_schedule_times *ret_times);
 
 #endif

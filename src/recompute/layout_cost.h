@@ -154,7 +154,8 @@ int lade_share_graph_make(const struct lade_layout_job *job, const struct lade_s
 /*
  * Compute the residencies of @key's recipe, with the job's experts and context parallel ranks. AUTO: those of the
  * residency planner's solver. It begins with all values kept, and recomputes values or copies them to the host if the
- * device has links there; and the recipes that none of these beats. Errors as lade_share_cost_make's.
+ * device has links there; and the recipes that none of these beats. Another recipe has one: @ret_residencies may then
+ * end behind its first item. Errors as lade_share_cost_make's.
  */
 int lade_share_residencies_make(const struct lade_layout_job *job, const struct lade_share_key *key,
                                 struct lade_error *error, struct lade_share_residencies *ret_residencies);

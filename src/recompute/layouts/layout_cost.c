@@ -7,7 +7,8 @@
  * ends the step:
  *
  *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
- *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum
+ *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum. With shard
+ *              groups the sums of blocks over their replicas run beside the last one's too
  *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
  *              for each microbatch, beside the computing of the layer before. A job may gather late, like FSDP with
  *              BACKWARD_POST, but unlike Lade: in the backward half nothing is computed beside a gather
@@ -200,9 +201,10 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
     exposed_ns += n_scatters * overlap_ns(scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
   else
     exposed_ns += overlap_ns(scatter_ns, core->backward_ns, hidden);
-  if (dp > shard) { /* sums of blocks over the replicas of a shard group */
+  if (dp > shard) { /* sums of blocks over the replicas of a shard group, each behind its block's last scatter */
     axis_price(job, layout, LADE_AXIS_REPLICATE, &unused, &sum);
-    exposed_ns += ring_ns(&sum, 2 * grad_bytes / shard * ring_share(dp / shard));
+    exposed_ns += overlap_ns(rings_ns(&sum, n, 2 * grad_bytes / shard * ring_share(dp / shard)),
+                             LADE_MAX(core->backward_ns - scatter_ns, 0), hidden);
   }
   return exposed_ns;
 }
@@ -283,57 +285,11 @@ static double update_time(const struct lade_layout_job *job, const struct lade_l
   return ns;
 }
 
-/*
- * Bound the span of an interleaved schedule from below by its last stage. That stage warms up with n_stages forward
- * halves of each chunk but the last. So the next one, of the first microbatch and the last piece, ends no sooner than
- * this microbatch has passed all pieces. Likewise the last forward half is of the last microbatch, which then passes
- * all pieces backward. In between the stage computes all halves that are neither before the first of these nor after
- * the second.
- */
-static double chunks_bound(const struct layout_sum *sum, const struct lade_piece_time *pieces)
-{
-  const int n_stages = sum->pipeline.n_stages, n_pieces = n_stages * sum->pipeline.n_chunks;
-  const double m = sum->pipeline.n_microbatches;
-  double span_ns = 2 * (n_pieces - 1) * sum->boundary_ns;
-  for (int piece = 0; piece < n_pieces; piece++) {
-    const bool is_last = piece == n_pieces - 1, is_of_stage = piece % n_stages == n_stages - 1;
-    const double n_between = is_last ? m - 1 : is_of_stage ? m - n_stages : 0;
-    span_ns += (1 + n_between) * (pieces[piece].forward_ns + pieces[piece].backward_ns);
-  }
-  return span_ns;
-}
-
-/*
- * Bound the span from below. A stage begins after one forward half of the pieces before its first one. After its last
- * backward half the backward halves of the same pieces remain, and one split half of weights on the first stage.
- * In between it does all its work, or, of split halves, those of weights after its last backward half.
- */
-static void span_bound(const struct layout_sum *sum, const struct lade_piece_time *pieces,
-                       struct lade_schedule_times *times)
-{
-  const int n_stages = sum->pipeline.n_stages;
-  double ahead_ns = 0, behind_ns = pieces[0].weights_ns;
-  for (int stage = 0; stage < n_stages; stage++) {
-    double inputs_ns = 0, weights_ns = 0;
-    for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++) {
-      const struct lade_piece_time *piece = &pieces[chunk * n_stages + stage];
-      inputs_ns += sum->pipeline.n_microbatches * (piece->forward_ns + piece->backward_ns);
-      weights_ns += sum->pipeline.n_microbatches * piece->weights_ns;
-    }
-    times->busy_ns = LADE_MAX(times->busy_ns, inputs_ns + weights_ns);
-    times->span_ns = LADE_MAX(times->span_ns, ahead_ns + inputs_ns + LADE_MAX(weights_ns, behind_ns));
-    ahead_ns += pieces[stage].forward_ns + sum->boundary_ns;
-    behind_ns += pieces[stage].backward_ns + sum->boundary_ns;
-  }
-  if (sum->pipeline.schedule == LADE_SCHEDULE_INTERLEAVED)
-    times->span_ns = LADE_MAX(times->span_ns, chunks_bound(sum, pieces));
-}
-
 /* Fill the times of the pipeline: run its schedule, or bound it. */
 static int times_fill(const struct layout_sum *sum, bool is_bound, struct lade_layout_core *core)
 {
   const int n_pieces = sum->pipeline.n_stages * sum->pipeline.n_chunks;
-  struct lade_piece_time *pieces = calloc((size_t)n_pieces, sizeof(*pieces));
+  struct lade_piece_time *pieces = malloc((size_t)n_pieces * sizeof(*pieces));
   struct lade_schedule_times times = {0};
   int alike = 0; /* a piece between the ends: those with as many layers take its times */
   if (!pieces)
@@ -351,7 +307,7 @@ static int times_fill(const struct layout_sum *sum, bool is_bound, struct lade_l
   }
   int status = 0;
   if (is_bound)
-    span_bound(sum, pieces, &times);
+    lade_schedule_time_bound(&sum->pipeline, pieces, sum->boundary_ns, &times);
   else
     status = lade_schedule_time(&sum->pipeline, pieces, sum->boundary_ns, &times);
   free(pieces);

@@ -9,12 +9,11 @@
  * software. A candidate has one software, and the ZeRO stages that this runs (software.c).
  *
  * The time of each candidate's pipeline under the fastest residency is bounded from below in O(stages), for any batch
- * and ranks. Candidates then come in order of their bounds.
- *
- * A candidate is left out with all its variants if its bound is above the time of the n-th best found. The same holds
- * if a layout of its sizes and schedule was found whose time is below its bound. Then neither it nor any variant can be
- * among the best. Otherwise each variant takes the fastest residency whose memory fits, because no slower one can be
- * better. If the bound of that one is low enough too, the schedule is run once for all variants of the residency.
+ * and ranks. Candidates are taken in order of their bounds. Each variant then takes the fastest residency whose memory
+ * fits, because no slower one can be better. That gives a higher bound for each residency that a variant took. Its
+ * schedule is run, once for all these variants, when that bound is the lowest of all that is left; and the time by the
+ * schedule is taken when it is the lowest in turn. So layouts come in order of their times, and no schedule is run
+ * whose bound is above the time of the last layout that is wanted, or of its kind.
  *
  * Optimizer state goes to the host only if no recipe is given, because a recipe moves nothing to the host.
  *
@@ -27,6 +26,7 @@
  */
 #include <errno.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,7 +58,18 @@ struct candidate_cores {
   const struct layout_candidate *candidate;
   struct lade_layout layout;
   struct lade_layout_core cores[LADE_SHARE_RESIDENCIES_MAX];
-  uint8_t made[LADE_SHARE_RESIDENCIES_MAX]; /* enum core_kind */
+  uint8_t made[LADE_SHARE_RESIDENCIES_MAX];    /* enum core_kind */
+  double bound_ns[LADE_SHARE_RESIDENCIES_MAX]; /* of steps of variants that take the residency; INFINITY: none does */
+  int residency;                               /* whose variants are costed, by its schedule */
+  struct lade_layout_found best;               /* of these; its time is 0 before the first */
+};
+
+/* Layouts of a candidate that are not yet found: one residency's. A heap, the lowest time first. */
+struct pending_layouts {
+  double step_ns;  /* of the fastest: a lower bound, or its time by its schedule */
+  int i_candidate;
+  int residency;
+  int i_costed;    /* place of the fastest in costed; -1: the schedule has not run */
 };
 
 enum core_kind { CORE_NONE, CORE_BOUND, CORE_RUN };
@@ -76,8 +87,9 @@ struct layout_searcher {
   struct lade_share_key last_key; /* of the share that was made last, with its graph; NULL: none was */
   struct lade_model_graph *last_graph;
   LADE_ARRAY(struct layout_candidate) candidates;
+  LADE_ARRAY(struct pending_layouts) pending;
+  LADE_ARRAY(struct lade_layout_found) costed;
   struct lade_layout_found smallest; /* of memory, among those that do not fit */
-  bool is_listing; /* lade_layout_search_undecided */
   LADE_ARRAY(struct lade_layout_found) undecided; /* at most 2 n_max; cut to the fastest n_max when full */
   double listed_ns; /* a listed layout's time is below this one */
   int status;
@@ -147,7 +159,9 @@ static const struct lade_share_residencies *share_find(struct layout_searcher *s
     if (is_of_graph(other, key) && other->software == key->software)
       return s->shares.items[i].residencies;
   }
-  struct share_entry entry = {.key = *key, .residencies = calloc(1, sizeof(*entry.residencies))};
+  const size_t n_max = key->recipe == LADE_RECIPE_AUTO ? LADE_SHARE_RESIDENCIES_MAX : 1;
+  const size_t n_bytes = offsetof(struct lade_share_residencies, items) + n_max * sizeof(struct lade_share_cost);
+  struct share_entry entry = {.key = *key, .residencies = calloc(1, n_bytes)};
   int status = entry.residencies ? share_make(s, key, entry.residencies) : -ENOMEM;
   if (status) {
     free(entry.residencies);
@@ -311,38 +325,14 @@ static int candidate_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-/* Put @found in its place among the best ones, in which each (tp, pp, dp, schedule) is once. */
-static void found_insert(struct layout_searcher *s, const struct lade_layout_found *found)
+/* True if the fastest layout with the sizes and schedule of @candidate is found. */
+static bool is_kind_found(const struct layout_searcher *s, const struct layout_candidate *candidate)
 {
-  struct lade_layout_search *search = s->search;
-  int at = 0, gone = search->n_found;
-  while (at < search->n_found && search->found[at].cost.step_ns <= found->cost.step_ns) {
-    if (lade_layout_is_same_kind(&search->found[at++].layout, &found->layout))
-      return; /* a faster one is there */
+  for (int i = 0; i < s->search->n_found; i++) {
+    if (lade_layout_is_same_kind(&s->search->found[i].layout, &candidate->layout))
+      return true;
   }
-  for (int i = at; i < search->n_found; i++) {
-    if (lade_layout_is_same_kind(&search->found[i].layout, &found->layout))
-      gone = i;
-  }
-  if (gone == s->params->n_max) /* all are better than the last, which leaves */
-    gone--;
-  else if (gone == search->n_found)
-    search->n_found++;
-  if (at > gone)
-    return;
-  memmove(&search->found[at + 1], &search->found[at], (size_t)(gone - at) * sizeof(*found));
-  search->found[at] = *found;
-}
-
-/* Return the time above which no layout with the sizes and schedule of @layout can be among the best. */
-static double limit_get(const struct layout_searcher *s, const struct lade_layout_params *layout)
-{
-  const struct lade_layout_search *search = s->search;
-  for (int i = 0; i < search->n_found; i++) {
-    if (lade_layout_is_same_kind(&search->found[i].layout, layout))
-      return search->found[i].cost.step_ns;
-  }
-  return search->n_found == s->params->n_max ? search->found[search->n_found - 1].cost.step_ns : INFINITY;
+  return false;
 }
 
 /* Make the core of residency @i: its bound, or its whole schedule. */
@@ -414,25 +404,43 @@ static int residency_find(struct layout_searcher *s, struct candidate_cores *cor
   return -EOVERFLOW;
 }
 
-/* Cost one variant: run the schedule of the fastest residency that fits, if it may be among the best. */
+/* Find the residency that @variant takes. -EOVERFLOW: none fits, or the variant cannot be. */
+static int variant_fit(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout_job *job,
+                       const struct lade_layout_params *variant, enum lade_tier state_tier,
+                       struct lade_layout_found *ret_found, int *ret_residency)
+{
+  struct lade_layout layout;
+  *ret_found = (struct lade_layout_found){.layout = *variant, .micro_batch = cores->candidate->micro_batch,
+                                          .state_tier = state_tier, .moments = job->moments, .master = job->master};
+  if (lade_layout_init(variant, NULL, &layout))
+    return -EOVERFLOW;
+  return residency_find(s, cores, &layout, job, ret_found, ret_residency);
+}
+
+/* Bound one variant under the residency that it takes. */
+static int variant_bound(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout_job *job,
+                         const struct lade_layout_params *variant, enum lade_tier state_tier)
+{
+  struct lade_layout_found found;
+  int i = 0;
+  const int status = variant_fit(s, cores, job, variant, state_tier, &found, &i);
+  if (!status)
+    cores->bound_ns[i] = fmin(cores->bound_ns[i], found.cost.step_ns);
+  return status == -EOVERFLOW ? 0 : status;
+}
+
+/* Cost one variant if it takes the residency whose schedule was run. */
 static int variant_cost(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout_job *job,
                         const struct lade_layout_params *variant, enum lade_tier state_tier)
 {
-  struct lade_layout_found found = {.layout = *variant, .micro_batch = cores->candidate->micro_batch,
-                                    .state_tier = state_tier, .moments = job->moments, .master = job->master};
-  struct lade_layout layout;
-  int chosen = 0;
-  if (lade_layout_init(variant, NULL, &layout))
-    return 0;
-  int status = residency_find(s, cores, &layout, job, &found, &chosen);
-  if (status || found.cost.step_ns > limit_get(s, &found.layout))
+  struct lade_layout_found found;
+  int i = 0;
+  const int status = variant_fit(s, cores, job, variant, state_tier, &found, &i);
+  if (status || i != cores->residency)
     return status == -EOVERFLOW ? 0 : status;
-  status = core_make(s, cores, chosen, CORE_RUN);
-  if (status)
-    return status;
-  lade_layout_core_cost(job, &cores->cores[chosen], &layout, state_tier, &found.cost);
-  found_insert(s, &found);
   s->search->n_costed++;
+  if (cores->best.cost.step_ns <= 0 || found.cost.step_ns < cores->best.cost.step_ns)
+    cores->best = found;
   return 0;
 }
 
@@ -516,39 +524,130 @@ static int variant_list(struct layout_searcher *s, struct candidate_cores *cores
   return status;
 }
 
-/* Cost all variants of @candidate that fit and may be among the best. */
-static int candidate_cost(struct layout_searcher *s, const struct layout_candidate *candidate)
+/* ---- in order of time ---- */
+
+typedef int variant_visit(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout_job *job,
+                          const struct lade_layout_params *variant, enum lade_tier state_tier);
+
+/* Start the pipelines of @candidate: none is made. */
+static int cores_init(const struct layout_candidate *candidate, struct candidate_cores *ret_cores)
+{
+  ret_cores->candidate = candidate;
+  ret_cores->best.cost.step_ns = 0;
+  memset(ret_cores->made, CORE_NONE, sizeof(ret_cores->made));
+  for (int i = 0; i < candidate->residencies->n; i++)
+    ret_cores->bound_ns[i] = INFINITY;
+  return lade_layout_init(&candidate->layout, NULL, &ret_cores->layout);
+}
+
+/* Call @visit for all variants of the candidate. */
+static int variants_visit(struct layout_searcher *s, struct candidate_cores *cores, variant_visit *visit)
 {
   struct lade_layout_params variants[N_VARIANTS_MAX];
-  struct candidate_cores cores;
+  const struct layout_candidate *candidate = cores->candidate;
   const int n = variants_list(s, candidate->layout, candidate->software, variants), n_tiers = tiers_count(s);
-  cores.candidate = candidate;
-  memset(cores.made, CORE_NONE, sizeof(cores.made));
-  int status = lade_layout_init(&candidate->layout, NULL, &cores.layout);
+  int status = 0;
   for (int i = 0; i < n * n_tiers * s->n_jobs && !status; i++) {
     const enum lade_tier tier = i / s->n_jobs % n_tiers ? LADE_TIER_HOST : LADE_TIER_DEVICE;
-    status = (s->is_listing ? variant_list : variant_cost)(s, &cores, &s->jobs[i % s->n_jobs],
-                                                           &variants[i / s->n_jobs / n_tiers], tier);
+    status = visit(s, cores, &s->jobs[i % s->n_jobs], &variants[i / s->n_jobs / n_tiers], tier);
+  }
+  return status;
+}
+
+static int pending_push(struct layout_searcher *s, struct pending_layouts pending)
+{
+  if (!LADE_PUSH(&s->pending, pending))
+    return -ENOMEM;
+  int at = s->pending.n - 1;
+  for (int above = (at - 1) / 2; at > 0 && s->pending.items[above].step_ns > pending.step_ns; above = (at - 1) / 2) {
+    s->pending.items[at] = s->pending.items[above];
+    at = above;
+  }
+  s->pending.items[at] = pending;
+  return 0;
+}
+
+static struct pending_layouts pending_pop(struct layout_searcher *s)
+{
+  struct pending_layouts *items = s->pending.items;
+  const struct pending_layouts first = items[0], last = items[--s->pending.n];
+  int at = 0;
+  for (int below = 1; below < s->pending.n; below = 2 * at + 1) {
+    below += below + 1 < s->pending.n && items[below + 1].step_ns < items[below].step_ns;
+    if (items[below].step_ns >= last.step_ns)
+      break;
+    items[at] = items[below];
+    at = below;
+  }
+  items[at] = last;
+  return first;
+}
+
+/* Bound the variants of candidate @i, and make those of each residency pending. */
+static int candidate_bound_variants(struct layout_searcher *s, int i)
+{
+  struct candidate_cores cores;
+  int status = cores_init(&s->candidates.items[i], &cores);
+  if (!status)
+    status = variants_visit(s, &cores, variant_bound);
+  for (int residency = 0; residency < cores.candidate->residencies->n && !status; residency++) {
+    if (cores.bound_ns[residency] < INFINITY)
+      status = pending_push(s, (struct pending_layouts){cores.bound_ns[residency], i, residency, -1});
   }
   return status == -ENOMEM ? status : 0;
 }
 
-/* Cost candidates in order of their bounds until no later one can be among the best. */
+/* Run the schedule of @pending's residency, and make the fastest of its variants pending with its time. */
+static int pending_cost(struct layout_searcher *s, struct pending_layouts pending)
+{
+  struct candidate_cores cores;
+  int status = cores_init(&s->candidates.items[pending.i_candidate], &cores);
+  cores.residency = pending.residency;
+  if (!status)
+    status = core_make(s, &cores, pending.residency, CORE_RUN);
+  if (!status)
+    status = variants_visit(s, &cores, variant_cost);
+  if (status)
+    return status == -ENOMEM ? status : 0;
+  pending.step_ns = cores.best.cost.step_ns;
+  pending.i_costed = s->costed.n;
+  return LADE_PUSH(&s->costed, cores.best) ? pending_push(s, pending) : -ENOMEM;
+}
+
+/* Find layouts in order of their times, the fastest of each kind. */
 static int best_find(struct layout_searcher *s)
 {
   struct lade_layout_search *search = s->search;
-  int status = 0;
+  int at = 0, status = 0;
   if (s->candidates.n)
     qsort(s->candidates.items, (size_t)s->candidates.n, sizeof(*s->candidates.items), candidate_compare);
-  for (int i = 0; i < s->candidates.n && !status; i++) {
-    const struct layout_candidate *candidate = &s->candidates.items[i];
-    if (search->n_found == s->params->n_max &&
-        candidate->bound_ns > search->found[search->n_found - 1].cost.step_ns)
-      break;
-    if (candidate->bound_ns <= limit_get(s, &candidate->layout))
-      status = candidate_cost(s, candidate);
+  while (search->n_found < s->params->n_max && (at < s->candidates.n || s->pending.n) && !status) {
+    if (!s->pending.n || (at < s->candidates.n && s->candidates.items[at].bound_ns < s->pending.items[0].step_ns)) {
+      const int i = at++;
+      status = is_kind_found(s, &s->candidates.items[i]) ? 0 : candidate_bound_variants(s, i);
+      continue;
+    }
+    const struct pending_layouts next = pending_pop(s);
+    if (is_kind_found(s, &s->candidates.items[next.i_candidate]))
+      continue;
+    if (next.i_costed >= 0)
+      search->found[search->n_found++] = s->costed.items[next.i_costed];
+    else
+      status = pending_cost(s, next);
   }
+  LADE_ARRAY_FREE(&s->pending);
+  LADE_ARRAY_FREE(&s->costed);
   return status;
+}
+
+/* List the variants of @candidate that may be faster than their rivals. */
+static int candidate_list(struct layout_searcher *s, const struct layout_candidate *candidate)
+{
+  struct candidate_cores cores;
+  int status = cores_init(candidate, &cores);
+  if (!status)
+    status = variants_visit(s, &cores, variant_list);
+  return status == -ENOMEM ? status : 0;
 }
 
 /* Return the number of ranks nearest below those asked for that a layout without tensor parallel ranks has. */
@@ -608,7 +707,7 @@ static int search_finish(struct layout_searcher *s, struct lade_error *error)
     return 0;
   if (!s->smallest.cost.peak_bytes)
     return nothing_tell(s, error);
-  found_insert(s, &s->smallest);
+  s->search->found[s->search->n_found++] = s->smallest;
   return lade_error_set(error, -EOVERFLOW, "no layout of %d ranks fits in %s of device memory; "
                         "the one that needs least, %s, is tp %d pp %d dp %d zero %d", s->params->n_ranks,
                         lade_size_exact(s->params->device_bytes, has),
@@ -633,8 +732,7 @@ int lade_layout_search_undecided(const struct lade_layout_job *job, const struct
                                  struct lade_error *error, struct lade_layout_search *ret_search)
 {
   struct lade_layout_search search = {0};
-  struct layout_searcher s = {.job = job, .params = params, .search = &search, .is_listing = true,
-                              .listed_ns = INFINITY};
+  struct layout_searcher s = {.job = job, .params = params, .search = &search, .listed_ns = INFINITY};
   candidates_bound(&s, job);
   for (int i = 0; i < s.candidates.n && !s.status; i++) {
     const struct layout_candidate *candidate = &s.candidates.items[i];
@@ -642,7 +740,7 @@ int lade_layout_search_undecided(const struct lade_layout_job *job, const struct
                           candidate->layout.schedule == LADE_SCHEDULE_ZBH2;
     /* With split weights a slower residency may hide more collectives, so the first one's time bounds no other. */
     if (is_split || candidate->bound_ns < rival_ns(params, &candidate->layout))
-      s.status = candidate_cost(&s, candidate);
+      s.status = candidate_list(&s, candidate);
   }
   const int status = s.status;
   cuts_free(&s, (int)lade_pieces_max(job->model));
