@@ -150,7 +150,7 @@ static void experts_explain(const struct cluster_plan *plan, FILE *file)
   const double bytes = rows * (double)experts->width * (double)lade_dtype_bytes(plan->job->dtype) /
                        (plan->layout.is_sequence ? tp : 1);
   lade_cluster_exchange_price(plan->job->cluster, ranks, tp, &price);
-  fprintf(file, "Experts. %d of the replicas hold %lld of a layer's %lld experts each. A rank's %.4g rows go to their "
+  fprintf(file, "Experts. %d of the replicas hold %lld of a layer's %lld experts each. A rank's %.0f rows go to their "
           "experts and back: four all-to-alls of %.4g MB for each layer and microbatch, of %.3g ms each, and no kernel "
           "runs beside them. Of %.4g billion parameters a token passes %.4g billion. All of this is by formula for a "
           "balanced load, not proved.\n", ranks, (long long)(experts->n_experts / ranks), (long long)experts->n_experts,

@@ -110,6 +110,36 @@ static void a_step_takes_the_time_of_its_program(void **state)
   }
 }
 
+/* The program sums gradients layer by layer, and the layout takes them together beside the whole backward half. */
+#define REPLICAS_ERROR 0.08
+
+static const struct one_layout replicas[] = {
+    {"dp 64", &gpt2, LAYOUT(.dp = 64), 256, 2, LADE_RECIPE_NONE},
+    {"dp 64, zero 1", &gpt2, LAYOUT(.dp = 64, .zero = 1), 256, 2, LADE_RECIPE_NONE},
+    {"dp 64, zero 1 over 8", &gpt2, LAYOUT(.dp = 64, .zero = 1, .shard = 8), 256, 2, LADE_RECIPE_NONE},
+    {"dp 64, zero 1 over 8, one microbatch", &gpt2, LAYOUT(.dp = 64, .zero = 1, .shard = 8), 256, 4, LADE_RECIPE_NONE},
+    {"llama dp 64, zero 1 over 8, full", &llama, LAYOUT(.dp = 64, .zero = 1, .shard = 8), 1024, 8, LADE_RECIPE_FULL},
+};
+
+/* Sums over replicas run beside kernels in the program, and so in the layout's price, with shard groups too. */
+static void a_replicas_step_takes_the_time_of_its_program(void **state)
+{
+  for (size_t i = 0; i < LADE_COUNT(replicas); i++) {
+    const struct one_layout *one = &replicas[i];
+    const struct lade_layout_job job = job_of(one->model, one->batch);
+    struct lade_layout layout;
+    struct lade_layout_cost cost;
+    struct lade_stage_program program;
+    costs_make(one, &job, &layout, &cost);
+    assert_int_equal(stage_prove(&job, &layout, one->micro_batch, one->recipe, &program), 0);
+    const double expected = cost.step_ns - cost.skipped_ns;
+    if (fabs((double)program.step_ns / expected - 1) > REPLICAS_ERROR)
+      print_error("%s: the program takes %g ms, the layout %g\n", one->name, (double)program.step_ns / 1e6,
+                  expected / 1e6);
+    assert_true(fabs((double)program.step_ns / expected - 1) <= REPLICAS_ERROR);
+  }
+}
+
 /* ---- pipelines ---- */
 
 #define STAGES_MAX 4
@@ -602,6 +632,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(separate_products_sum_their_input_gradients),
       cmocka_unit_test(a_step_takes_the_time_of_its_program),
+      cmocka_unit_test(a_replicas_step_takes_the_time_of_its_program),
       cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),
       cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),
