@@ -70,9 +70,9 @@ struct lade_drive_lasting {
 /*
  * Measure the lasting rates of the drive of params->store into @store, which has the whole drive's rates so far, and
  * keep them for later predictions. Take at most @limit_ns and LADE_DRIVE_SUSTAINED_NS, and one pass more if the drive
- * is slower than its known rates. *@ret_is_new false: the drive is too slow for @limit_ns, params->is_stopping, or the
- * drive or the memory has no room to measure in; nothing changes. Errors of lade_store_open and of its transfers.
- * Blocks.
+ * is slower than its known rates. *@ret_is_new false: the drive is too slow for @limit_ns, params->is_stopping tells to
+ * end, or the drive or the memory has no room to measure in; nothing changes. Errors of lade_store_open and of its
+ * transfers. Blocks.
  */
 #define LADE_DRIVE_SUSTAINED_NS INT64_C(20000000000)
 int lade_probe_measure_sustained(const struct lade_probe_params *params, int64_t limit_ns, struct lade_error *error,
