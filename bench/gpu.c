@@ -238,14 +238,15 @@ static void bias_bench(struct bench *b, int64_t n, int64_t d)
                                         .dy = place(b, 1), .dx = place(b, 2), .d_bias = place(b, 3),
                                         .workspace = place(b, WORKSPACE)},
            6 * elements);
-  form_row(b, LADE_K_RESIDUAL_BWD, form,
-           &(struct lade_residual_bwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = rows, .d = d,
-                                            .drop = {.scale = 1}, .d_sum = place(b, 0), .dy = place(b, 1),
-                                            .sum = place(b, 2), .weight = place(b, 4), .mean = statistics,
-                                            .rstd = statistics + rows, .d_residual = place(b, 3),
-                                            .d_x_bias = statistics + 2 * rows, .d_weight = place(b, 5),
-                                            .d_norm_bias = statistics + 2 * rows + d, .workspace = place(b, WORKSPACE)},
-           8 * elements);
+  struct lade_residual_bwd_args residual = {
+      .dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = rows, .d = d, .drop = {.scale = 1}, .d_sum = place(b, 0),
+      .dy = place(b, 1), .sum = place(b, 2), .weight = place(b, 4), .mean = statistics, .rstd = statistics + rows,
+      .d_residual = place(b, 3), .d_x_bias = statistics + 2 * rows, .d_weight = place(b, 5),
+      .d_norm_bias = statistics + 2 * rows + d, .workspace = place(b, WORKSPACE)};
+  form_row(b, LADE_K_RESIDUAL_BWD, form, &residual, 8 * elements);
+  residual.d_sum_bias = statistics + 2 * rows + 2 * d;
+  snprintf(form, sizeof(form), ", with two biases, rows of %lld", (long long)d);
+  form_row(b, LADE_K_RESIDUAL_BWD, form, &residual, 8 * elements);
   snprintf(form, sizeof(form), ", rows of %lld", (long long)d);
   form_row(b, LADE_K_COLUMN_SUM, form,
            &(struct lade_column_sum_args){.dtype = LADE_BF16, .m = rows, .n = d, .x = place(b, 0), .sum = place(b, 1),

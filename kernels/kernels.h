@@ -244,7 +244,8 @@ struct lade_residual_fwd_args {
 /*
  * Its backward: d_residual = d_sum + (gradient of the norm at dy); dx = drop(d_residual);
  * d_x_bias = column sums of dx. d_sum may be NULL (0); d_residual may be d_sum's memory; without
- * dropout dx is NULL because it equals d_residual.
+ * dropout dx is NULL because it equals d_residual. d_sum_bias = column sums of d_sum: the gradient of the bias of a
+ * next residual without norm and dropout, which passes d_sum on.
  */
 struct lade_residual_bwd_args {
   enum lade_dtype dtype;
@@ -254,7 +255,7 @@ struct lade_residual_bwd_args {
   struct lade_drop drop;
   const void *d_sum, *dy, *sum, *weight, *mean, *rstd; /* dy, weight, mean, rstd unused with kind NONE */
   void *d_residual, *dx;
-  void *d_x_bias;               /* [d] in A, may be NULL */
+  void *d_x_bias, *d_sum_bias;  /* [d] in A, may be NULL; d_sum_bias only with d_sum */
   void *d_weight, *d_norm_bias; /* [d] in A */
   bool accumulate;
   void *workspace;

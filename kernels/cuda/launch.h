@@ -88,6 +88,7 @@
   X(qk_norm, QK_NORM_BWD, qk_norm_bwd, 3) \
   X(residual, RESIDUAL_FWD, residual_fwd, 3) \
   X(residual, RESIDUAL_BWD, residual_bwd, 3) \
+  X(residual, RESIDUAL_SUMS_BWD, residual_sums_bwd, 3) \
   X(residual, RESIDUAL_DROP_FWD, residual_drop_fwd, 3) \
   X(residual, RESIDUAL_DROP_BWD, residual_drop_bwd, 3) \
   X(rope, ROPE_TABLE, rope_table, 1) \

@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 11
+#define LADE_CUDA_REVISION 12
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
@@ -98,7 +98,7 @@ LADE_INLINE int64_t lade_cuda_norm_bwd_floats(int64_t d, int pack, int n_outputs
 }
 
 /* outputs[i][d] (+)= the sum over blocks of partials[block][i][d]; an output may be NULL. */
-#define LADE_CUDA_ROW_OUTPUTS 3
+#define LADE_CUDA_ROW_OUTPUTS 4
 #define LADE_CUDA_SUM_COLUMNS 32 /* of a block of threads */
 struct lade_cuda_row_sums {
   int64_t n_blocks, d;

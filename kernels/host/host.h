@@ -49,8 +49,8 @@ static inline int64_t lade_row_block(int64_t n_rows)
   return LADE_MAX(LADE_ROW_BLOCK_ROWS, lade_div_up(n_rows, LADE_ROW_BLOCKS));
 }
 
-/* Up to three sums of d columns each, made per block of rows as partials [block][output][d] in A. */
-#define LADE_ROW_SUMS 3
+/* Up to four sums of d columns each, made per block of rows as partials [block][output][d] in A. */
+#define LADE_ROW_SUMS 4
 struct lade_row_sums {
   enum lade_dtype accumulator;
   int64_t n_blocks, d;
@@ -65,6 +65,12 @@ void lade_row_sums_add(lade_pool *pool, const struct lade_row_sums *sums);
 
 /* Return the scratch bytes for @n_outputs sums over @n_rows rows. */
 size_t lade_row_sums_bytes(enum lade_dtype dtype, int64_t n_rows, int64_t d, int n_outputs);
+
+/* Return the sums over rows of a residual's backward: of weight and bias of its norm, of dx, and of d_sum if wanted. */
+static inline int lade_residual_bwd_sums(const struct lade_residual_bwd_args *a)
+{
+  return a->d_sum_bias ? 4 : 3;
+}
 
 /* Return the sum that is the bias's gradient in @a, if there is one. */
 static inline struct lade_column_sum_args lade_gelu_bias_sum(const struct lade_gelu_bwd_args *a)

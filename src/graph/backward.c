@@ -11,7 +11,8 @@
  *
  * A gradient that passes through an op unchanged costs nothing. Take sum = residual + drop(x + bias) without a norm:
  * its backward gives the residual the same tensor, and without dropout x too. Only the bias's column sum and the
- * dropout's draw are ops then.
+ * dropout's draw are ops then. The backward of the residual before it, if that has a norm, reads the same gradient as
+ * d_sum, and makes the column sum on the way.
  *
  * The gradient of a bias is the column sums of dy. The op that makes dy makes them too, if it can (the table's
  * bias_out): dy is then not read again for them.
@@ -135,6 +136,36 @@ void lade_norm_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_NORM_BWD, forward, in, out);
 }
 
+/*
+ * Return the residual with a norm whose backward reads the gradient at the sum of @forward, a residual without a norm,
+ * as it is: that which makes @forward's residual in its unit, if no dropout and no other reader is between. Else -1.
+ */
+static int residual_before(const struct lade_build *build, int forward)
+{
+  const struct lade_model_graph *graph = build->graph;
+  const struct lade_op *op = &graph->ops[forward];
+  const int before = graph->tensors[op->in[2]].producer;
+  if (op->attr.norm != LADE_NORM_NONE || op->attr.dropout > 0 || before < graph->units[op->unit].first_fwd ||
+      graph->ops[before].kind != LADE_OP_RESIDUAL || graph->ops[before].attr.norm == LADE_NORM_NONE)
+    return -1;
+  for (int between = before + 1; between < forward; between++)
+    for (int i = 0; i < graph->ops[between].n_in; i++)
+      if (graph->ops[between].in[i] == op->in[2])
+        return -1;
+  return before;
+}
+
+/* Return the accumulator of the bias whose gradient is the column sums of d_sum at @forward, a residual with a norm. */
+static int sum_bias_get(const struct lade_build *build, int forward)
+{
+  const struct lade_model_graph *graph = build->graph;
+  const struct lade_unit *unit = &graph->units[graph->ops[forward].unit];
+  for (int next = forward + 1; next < unit->first_fwd + unit->n_fwd; next++)
+    if (graph->ops[next].kind == LADE_OP_RESIDUAL && residual_before(build, next) == forward)
+      return accumulator_get(build, graph->ops[next].in[1]);
+  return -1;
+}
+
 /* Pass the gradient on unchanged, for a residual without a norm; push the ops of dropout and bias. */
 static void residual_plain_backward(struct lade_build *build, int forward, const struct lade_op *op)
 {
@@ -145,7 +176,7 @@ static void residual_plain_backward(struct lade_build *build, int forward, const
     lade_build_backward_op(build, LADE_OP_DROPOUT_BWD, forward, &d_sum, &dx);
   }
   build->gradient_of[op->in[0]] = dx;
-  if (op->in[1] >= 0) {
+  if (op->in[1] >= 0 && residual_before(build, forward) < 0) {
     int d_bias = accumulator_get(build, op->in[1]);
     lade_build_backward_op(build, LADE_OP_BIAS_GRAD, forward, &dx, &d_bias);
   }
@@ -164,7 +195,8 @@ void lade_residual_backward(struct lade_build *build, int forward)
   int d_residual = gradient_make(build, op.out[0]); /* the whole gradient at the sum */
   int dx = op.attr.dropout > 0 ? gradient_make(build, op.in[0]) : -1;
   int out[] = {d_residual, dx, accumulator_get(build, op.in[1]), accumulator_get(build, op.in[3]),
-               accumulator_get(build, op.in[4])};
+               accumulator_get(build, op.in[4]), sum_bias_get(build, forward)};
+  LADE_ASSERT(out[5] < 0 || in[0] >= 0);
   lade_build_backward_op(build, LADE_OP_RESIDUAL_BWD, forward, in, out);
   build->gradient_of[op.in[2]] = d_residual;
   build->gradient_of[op.in[0]] = dx >= 0 ? dx : d_residual;

@@ -301,7 +301,8 @@ static void residual_bwd_bind(const struct lade_model_graph *graph, const struct
                                       .d_x_bias = out_at(bind, 2),
                                       .d_weight = out_at(bind, 3),
                                       .d_norm_bias = out_at(bind, 4),
-                                      .accumulate = accumulate_get(op, bind, 4 | 8 | 16),
+                                      .d_sum_bias = out_at(bind, 5),
+                                      .accumulate = accumulate_get(op, bind, 4 | 8 | 16 | 32),
                                       .workspace = (void *)bind->workspace};
 }
 
@@ -583,7 +584,7 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_NORM_BWD] = {"norm_bwd", LADE_K_NORM_BWD, 6, 3, 5, .flops_per_element = 16, .bind = norm_bwd_bind},
   [LADE_OP_RESIDUAL] = {"residual", LADE_K_RESIDUAL_FWD, 5, 4, 2, residual_outputs, .flops_per_element = 12,
                         .bind = residual_bind, .backward = lade_residual_backward},
-  [LADE_OP_RESIDUAL_BWD] = {"residual_bwd", LADE_K_RESIDUAL_BWD, 6, 5, 0, .flops_per_element = 20,
+  [LADE_OP_RESIDUAL_BWD] = {"residual_bwd", LADE_K_RESIDUAL_BWD, 6, 6, 0, .flops_per_element = 20,
                             .bind = residual_bwd_bind},
   [LADE_OP_DROPOUT] = {"dropout", LADE_K_DROPOUT, 1, 1, 0, same_outputs, .flops_per_element = 12,
                        .bind = dropout_bind, .backward = lade_dropout_backward},

@@ -351,10 +351,18 @@ static bool has_rms_ops(const struct lade_cost *cost, const struct lade_model_gr
   return lade_family_get(graph->model.family)->norm == LADE_NORM_RMS && !(is_norm && cost->has_fused_norms);
 }
 
+/* True if @op makes the gradient of the next residual's bias too: PyTorch sums those columns by kernels apart. */
+static bool has_sum_bias(const struct lade_op *op)
+{
+  return op->kind == LADE_OP_RESIDUAL_BWD && op->out[5] >= 0;
+}
+
 double lade_cost_launches(const struct lade_cost *cost, const struct lade_model_graph *graph, int op)
 {
   const bool is_rms = has_rms_ops(cost, graph, graph->ops[op].kind);
   const double n = cost->is_eager ? eager_launches[graph->ops[op].kind][is_rms] : 0;
+  if (n > 0 && has_sum_bias(&graph->ops[op]))
+    return n + eager_launches[LADE_OP_BIAS_GRAD][is_rms];
   return n > 0 ? n : 1;
 }
 
@@ -363,7 +371,8 @@ static double op_bytes(const struct lade_cost *cost, const struct lade_model_gra
 {
   const bool is_rms = has_rms_ops(cost, graph, op->kind);
   const double factor = cost->is_eager ? eager_factors[op->kind][is_rms] : 0;
-  return op->bytes * (factor > 0 ? factor : 1);
+  const double sum_bytes = cost->is_eager && has_sum_bias(op) ? (double)graph->tensors[op->in[0]].bytes : 0;
+  return op->bytes * (factor > 0 ? factor : 1) + sum_bytes;
 }
 
 /* Return the time that logits in memory add to the head: none if the loss is fused with its product. */

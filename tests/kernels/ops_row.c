@@ -284,13 +284,14 @@ static bool residual_bwd_build(struct call *call, int i_shape)
   if (!norm_shape_get(call, i_shape / 2, true, &s))
     return false;
   int64_t n = s.shape.n, d = s.shape.d;
+  const bool has_d_sum = s.is_in_place || call->is_bench || d != 17;
   double share = call->dtype == LADE_F16 ? 1e-3 : call->dtype == LADE_BF16 ? 8e-3 : 4e-6;
   *a = (struct lade_residual_bwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d,
                                        .drop = drop_make(i_shape), .accumulate = s.is_in_place};
   if (s.is_in_place) {
     sum_out(call, &a->d_residual, &a->d_sum, call->dtype, n * d, 1, 4e-6, 64);
   } else {
-    if (call->is_bench || d != 17)
+    if (has_d_sum)
       call_in(call, &a->d_sum, call->dtype, n * d)->limit = 64;
     call_out(call, &a->d_residual, call->dtype, n * d, 1, 4e-6)->scale = SUM_SCALE;
   }
@@ -298,6 +299,8 @@ static bool residual_bwd_build(struct call *call, int i_shape)
     call_out(call, &a->dx, call->dtype, n * d, 2, 4e-6)->scale = SUM_SCALE;
   if (d != 33)
     sum_out(call, &a->d_x_bias, NULL, accumulator, d, 4, share, 64);
+  if (has_d_sum && !call->is_bench && i_shape % 3 != 1)
+    sum_out(call, &a->d_sum_bias, NULL, accumulator, d, 4, 2e-6, 64);
   call_workspace(call, &a->workspace);
   double n_tensors = (s.kind == LADE_NORM_NONE ? 2 : 4) + (a->drop.drop_below ? 1 : 0);
   call->traffic_bytes = bytes_of(call, (double)(n * d) * n_tensors);

@@ -25,7 +25,9 @@ FILES = {
     'dropout': ['dropout_bf16'], 'embed': ['embed_fwd_bf16', 'embed_tokens_bf16'],
     'gelu': ['gelu_fwd_bf16', 'gelu_bwd_bf16', 'gelu_bwd_columns_bf16'],
     'head_loss': ['head_reduce', 'head_gradient_bf16'], 'norm': ['norm_fwd_bf16', 'norm_bwd_bf16'],
-    'residual': ['residual_fwd_bf16', 'residual_bwd_bf16', 'residual_drop_fwd_bf16', 'residual_drop_bwd_bf16'], 'rope': ['rope_bf16'],
+    'residual': ['residual_fwd_bf16', 'residual_bwd_bf16', 'residual_sums_bwd_bf16', 'residual_drop_fwd_bf16',
+                 'residual_drop_bwd_bf16'],
+    'rope': ['rope_bf16'],
     'sum_squares': ['sum_squares_f32', 'sum_squares_bf16'], 'swiglu': ['swiglu_fwd_bf16', 'swiglu_bwd_bf16']}
 NARROW = ('column_sum', 'head_', 'sum_squares')
 

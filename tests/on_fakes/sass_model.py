@@ -203,6 +203,11 @@ class Model(unittest.TestCase):
         self.assertEqual(sass.block_turns('attention_wgmma_fwd_64_bf16'), (1024 + 128) / 2 / 64)
         self.assertEqual(sass.block_turns('attention_wgmma_dkv_64_bf16'), (1024 + 64) / 2 / 64)
         self.assertEqual(sass.diagonal_get('attention_wgmma_dkv_64_bf16'), 1 + 64 / 1024)
+        # the first 64 queries of a block of 128 have no product with the block's last tile of 64 keys
+        self.assertEqual(sass.block_turns('attention_wgmma_dq_64_bf16'), (1024 + 64) / 2 / 64)
+        self.assertEqual(sass.diagonal_get('attention_wgmma_dq_64_bf16'), 1 + 64 / 1024)
+        self.assertEqual(sass.diagonal_get('attention_wgmma_dq_128_bf16'), 1 + 128 / 4096)
+        self.assertEqual(sass.diagonal_get('attention_wgmma_fwd_64_bf16'), 1 + 128 / 1024)
 
     def test_a_step_at_all_limits_has_the_products_share(self):
         def share(n_head_products, products=1.0):

@@ -15,8 +15,11 @@
 
 #include "kernels/cuda/rows/norm_row.h"
 
-/* Backward of a norm; with the column sums of d_residual, a bias's gradient; with dx, dropped, and dx's column sums. */
-enum rows_form { ROWS_NORM, ROWS_BIAS, ROWS_DROP };
+/*
+ * Backward of a norm; with the column sums of d_residual, a bias's gradient; with those of d_sum too, only for rows of
+ * one pack a thread, whose sums the registers hold; with dx, dropped, and dx's column sums.
+ */
+enum rows_form { ROWS_NORM, ROWS_BIAS, ROWS_SUMS, ROWS_DROP };
 
 /* Statistics of 32 rows, a row in each lane: one latency of memory for as many rows. */
 struct lanes_statistics {
@@ -80,9 +83,9 @@ template <int N> static __device__ inline void partials_store(float *to, const f
   }
 }
 
-/* Partial sums of a pack's columns: of dy h, dy and dx. */
+/* Partial sums of a pack's columns: of dy h, dy, dx and d_sum. */
 template <int N> struct column_sums {
-  float weight[N], bias[N], x_bias[N];
+  float weight[N], bias[N], x_bias[N], sum_bias[N];
 };
 
 /* Add a pack to the sums. h = (x - mean) rstd, g = dy weight; @g_sum is of g, @gh_sum of g h. */
@@ -154,11 +157,14 @@ template <enum rows_form FORM, int N>
 static __device__ inline void sums_put(const struct lade_residual_bwd_args &a, int column,
                                        const struct column_sums<N> &sums)
 {
-  float *to = (float *)a.workspace + blockIdx.x * (FORM == ROWS_NORM ? 2 : 3) * a.d + column;
+  const int n_sums = FORM == ROWS_NORM ? 2 : FORM == ROWS_SUMS ? 4 : 3;
+  float *to = (float *)a.workspace + blockIdx.x * n_sums * a.d + column;
   partials_store(to, sums.weight);
   partials_store(to + a.d, sums.bias);
   if (FORM != ROWS_NORM)
     partials_store(to + 2 * a.d, sums.x_bias);
+  if (FORM == ROWS_SUMS)
+    partials_store(to + 3 * a.d, sums.sum_bias);
 }
 
 /* ---- whole rows ---- */
@@ -256,8 +262,11 @@ static __device__ inline void turn_run(const struct turn_packs<THREADS> &turn, c
     if (a.d_sum) {
       const pack<T, N> d_sum = turn_get<T>(turn.d_sum[q], place);
 #pragma unroll
-      for (int j = 0; j < N; j++)
+      for (int j = 0; j < N; j++) {
         dx[j] = get(d_sum.x[j]);
+        if (FORM == ROWS_SUMS)
+          columns[q % P].sum_bias[j] += dx[j];
+      }
     }
     if (a.kind != LADE_NORM_NONE)
       norm_add(dx, turn_get<T>(turn.x[q], place), turn_get<T>(turn.dy[q], place), weight[q % P], rows[q / P]);

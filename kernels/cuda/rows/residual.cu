@@ -102,6 +102,15 @@ static __device__ void residual_bwd_of(const struct lade_residual_bwd_args &a, c
 }
 ROWS_BWD_KERNEL(residual_bwd, lade_residual_bwd_args)
 
+/* Make the column sums of d_sum too. pre: lade_cuda_norm_bwd_packs is 1. */
+template <class T>
+static __device__ void residual_sums_bwd_of(const struct lade_residual_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, shared);
+  whole_rows_bwd<ROWS_SUMS, T, 1>(a, step, shared);
+}
+LADE_KERNEL_OF_DTYPES_BLOCKS(residual_sums_bwd, lade_residual_bwd_args, 2)
+
 template <class T>
 static __device__ void residual_drop_bwd_of(const struct lade_residual_bwd_args &a, const struct lade_step *step)
 {

@@ -164,22 +164,36 @@ static void residual_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   lade_cuda_launch_grid(ctx, function, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
 }
 
+/* True if the kernel of @a makes d_sum_bias; else a kernel of its own reads d_sum before. */
+static bool residual_has_sums(const struct lade_residual_bwd_args *a)
+{
+  const int pack = 16 / (int)lade_dtype_bytes(a->dtype);
+  return a->d_sum_bias && !a->dx && lade_cuda_norm_bwd_packs(a->d, pack) == 1;
+}
+
 static void residual_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_residual_bwd_args *a = args;
-  bool has_norm = a->kind != LADE_NORM_NONE;
-  const enum lade_cuda_function function = a->dx ? LADE_CUDA_RESIDUAL_DROP_BWD : LADE_CUDA_RESIDUAL_BWD;
-  lade_cuda_launch_grid(ctx, function, a->dtype, row_blocks(a, a->dtype, a->n, a->d, 3));
+  const struct lade_column_sum_args sum = {.dtype = a->dtype, .m = a->n, .n = a->d, .x = a->d_sum, .sum = a->d_sum_bias,
+                                           .accumulate = a->accumulate, .workspace = a->workspace};
+  const bool has_norm = a->kind != LADE_NORM_NONE, has_sums = residual_has_sums(a);
+  const enum lade_cuda_function function = has_sums ? LADE_CUDA_RESIDUAL_SUMS_BWD
+                                           : a->dx  ? LADE_CUDA_RESIDUAL_DROP_BWD
+                                                    : LADE_CUDA_RESIDUAL_BWD;
+  const int n_sums = has_sums ? 4 : 3;
+  if (a->d_sum_bias && !has_sums)
+    lade_cuda_column_sum(ctx, &sum);
+  lade_cuda_launch_grid(ctx, function, a->dtype, row_blocks(a, a->dtype, a->n, a->d, n_sums));
   row_sums(ctx, a->n,
-           (struct lade_cuda_row_sums){.d = a->d, .n_outputs = 3, .partials = a->workspace,
+           (struct lade_cuda_row_sums){.d = a->d, .n_outputs = n_sums, .partials = a->workspace,
                                        .outputs = {has_norm ? a->d_weight : NULL, has_norm ? a->d_norm_bias : NULL,
-                                                   a->d_x_bias},
+                                                   a->d_x_bias, a->d_sum_bias},
                                        .accumulate = a->accumulate});
 }
 
 size_t lade_cuda_residual_bwd_bytes(const struct lade_residual_bwd_args *a)
 {
-  return row_sums_bytes(a->n, a->d, 3);
+  return row_sums_bytes(a->n, a->d, residual_has_sums(a) ? 4 : 3);
 }
 
 static void rope(const struct lade_kernel_ctx *ctx, const void *args)

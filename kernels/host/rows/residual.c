@@ -50,6 +50,14 @@ REF_INLINE void dx_row(const struct residual_call *call, int64_t row, void *d_x_
   }
 }
 
+/* Add one row of d_sum to its column sums. */
+REF_INLINE void d_sum_row(const struct lade_residual_bwd_args *a, int64_t row, void *d_sum_bias, enum lade_dtype dtype)
+{
+  enum lade_dtype accumulator = lade_accumulator(dtype);
+  for (int64_t j = 0; j < a->d; j++)
+    ref_put(accumulator, d_sum_bias, j, ref_get(accumulator, d_sum_bias, j) + ref_get(dtype, a->d_sum, row * a->d + j));
+}
+
 REF_INLINE void bwd_block(const void *arg, int64_t block, enum lade_dtype dtype)
 {
   const struct residual_call *call = arg;
@@ -59,11 +67,15 @@ REF_INLINE void bwd_block(const void *arg, int64_t block, enum lade_dtype dtype)
                                           .mean = a->mean, .rstd = a->rstd,
                                           .d_residual = a->d_sum, .dx = a->d_residual};
   int64_t rows = lade_row_block(a->n), end = LADE_MIN(a->n, (block + 1) * rows);
-  void *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, 3, block, 0);
-  void *d_bias = lade_row_sums_at(dtype, a->workspace, a->d, 3, block, 1);
-  void *d_x_bias = lade_row_sums_at(dtype, a->workspace, a->d, 3, block, 2);
-  memset(d_weight, 0, 3 * (size_t)a->d * lade_dtype_bytes(lade_accumulator(dtype)));
+  const int n_sums = lade_residual_bwd_sums(a);
+  void *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, n_sums, block, 0);
+  void *d_bias = lade_row_sums_at(dtype, a->workspace, a->d, n_sums, block, 1);
+  void *d_x_bias = lade_row_sums_at(dtype, a->workspace, a->d, n_sums, block, 2);
+  void *d_sum_bias = lade_row_sums_at(dtype, a->workspace, a->d, n_sums, block, 3);
+  memset(d_weight, 0, (size_t)(n_sums * a->d) * lade_dtype_bytes(lade_accumulator(dtype)));
   for (int64_t row = block * rows; row < end; row++) {
+    if (a->d_sum_bias)
+      d_sum_row(a, row, d_sum_bias, dtype); /* d_residual may take over d_sum's memory */
     if (a->kind != LADE_NORM_NONE)
       ref_norm_bwd_row(&norm, row, d_weight, d_bias, dtype);
     for (int64_t i = row * a->d; a->kind == LADE_NORM_NONE && i < (row + 1) * a->d; i++)
@@ -89,16 +101,16 @@ void lade_residual_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args
                     &(struct lade_row_sums){.accumulator = lade_accumulator(a->dtype),
                                             .n_blocks = n_blocks,
                                             .d = a->d,
-                                            .n_outputs = 3,
+                                            .n_outputs = lade_residual_bwd_sums(a),
                                             .partials = a->workspace,
                                             .outputs = {has_norm ? a->d_weight : NULL,
-                                                        has_norm ? a->d_norm_bias : NULL, a->d_x_bias},
+                                                        has_norm ? a->d_norm_bias : NULL, a->d_x_bias, a->d_sum_bias},
                                             .accumulate = a->accumulate});
 }
 
 size_t lade_residual_bwd_workspace_bytes(const struct lade_residual_bwd_args *a)
 {
-  return lade_row_sums_bytes(a->dtype, a->n, a->d, 3);
+  return lade_row_sums_bytes(a->dtype, a->n, a->d, lade_residual_bwd_sums(a));
 }
 
 void lade_residual_init(struct lade_kernels *kernels)

@@ -73,15 +73,26 @@ VEC_TASKS(sum_rows)
 struct residual_vec_bwd_call {
   const struct lade_residual_bwd_args *a;
   struct lade_norm_bwd_args norm;
-  float *d_x_bias; /* the block's partial sums */
+  float *d_x_bias, *d_sum_bias; /* the block's partial sums */
 };
 
-/* Make d_residual and, from it as stored, dx and the bias's gradient. */
+/* Add numbers to a column's partial sums. */
+VEC_INLINE void columns_add(float *sums, int64_t j, int n, vf x)
+{
+  vec_store(LADE_F32, sums, j, n, vf_add(vec_load(LADE_F32, sums, j, n), x));
+}
+
+/*
+ * Make d_residual and, from it as stored, dx and the biases' gradients: d_sum's first, whose memory d_residual may take
+ * over.
+ */
 VEC_INLINE void dx_step(int64_t j, int n, const struct residual_vec_bwd_call *call, const struct norm_bwd_row *row,
                         struct drawn drawn, enum lade_dtype dtype)
 {
   const struct lade_residual_bwd_args *a = call->a;
   vf dx = vf_set(0);
+  if (a->d_sum_bias)
+    columns_add(call->d_sum_bias, j, n, vec_load(dtype, a->d_sum, row->at + j, n));
   if (a->kind != LADE_NORM_NONE)
     dx = norm_bwd_dx(j, n, row, &call->norm, dtype);
   else if (a->d_sum)
@@ -93,7 +104,7 @@ VEC_INLINE void dx_step(int64_t j, int n, const struct residual_vec_bwd_call *ca
   if (a->dx)
     vec_store(dtype, a->dx, row->at + j, n, dx);
   if (a->d_x_bias)
-    vec_store(LADE_F32, call->d_x_bias, j, n, vf_add(vec_load(LADE_F32, call->d_x_bias, j, n), dx));
+    columns_add(call->d_x_bias, j, n, dx);
 }
 
 VEC_INLINE void dx_row(const struct residual_vec_bwd_call *call, const struct lade_step *step,
@@ -118,15 +129,17 @@ VEC_INLINE void bwd_block(const void *arg, int64_t block, enum lade_dtype dtype)
   const struct lade_step step = *call->step;
   VEC_COPY(lade_residual_bwd_args, a, call->args);
   int64_t rows = lade_row_block(a->n), end = LADE_MIN(a->n, (block + 1) * rows);
-  float *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, 3, block, 0);
+  const int n_sums = lade_residual_bwd_sums(a);
+  float *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, n_sums, block, 0);
   const struct norm_bwd_partials partials = {d_weight, d_weight + a->d};
   const struct residual_vec_bwd_call bwd = {
       .a = a,
       .norm = {.kind = a->kind, .n = a->n, .d = a->d, .dy = a->dy, .x = a->sum, .weight_offset = a->weight_offset,
                .weight = a->weight, .mean = a->mean, .rstd = a->rstd, .d_residual = a->d_sum},
       .d_x_bias = d_weight + 2 * a->d,
+      .d_sum_bias = d_weight + 3 * a->d,
   };
-  memset(d_weight, 0, 3 * (size_t)a->d * sizeof(float));
+  memset(d_weight, 0, (size_t)(n_sums * a->d) * sizeof(float));
   for (int64_t i_row = block * rows; i_row < end; i_row++) {
     struct norm_bwd_row row = {.at = i_row * a->d};
     if (a->kind != LADE_NORM_NONE)
@@ -160,10 +173,10 @@ static void residual_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                     &(struct lade_row_sums){.accumulator = LADE_F32,
                                             .n_blocks = n_blocks,
                                             .d = a->d,
-                                            .n_outputs = 3,
+                                            .n_outputs = lade_residual_bwd_sums(a),
                                             .partials = a->workspace,
                                             .outputs = {has_norm ? a->d_weight : NULL,
-                                                        has_norm ? a->d_norm_bias : NULL, a->d_x_bias},
+                                                        has_norm ? a->d_norm_bias : NULL, a->d_x_bias, a->d_sum_bias},
                                             .accumulate = a->accumulate});
 }
 

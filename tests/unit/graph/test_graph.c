@@ -317,6 +317,31 @@ static void the_op_that_makes_dy_makes_the_gradient_of_its_bias(void **state)
   lade_model_graph_destroy(graph);
 }
 
+/*
+ * The MLP's second bias: the backward of the residual before the MLP reads the gradient, and makes its column sums.
+ * With dropout between, they are sums of another tensor, and an op of their own.
+ */
+static void the_residual_before_makes_the_gradient_of_the_next_bias(void **state)
+{
+  struct lade_model model = preset_get("nano");
+  for (int has_dropout = 0; has_dropout < 2; has_dropout++) {
+    struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, has_dropout ? 0.1f : 0);
+    const struct lade_op *residual = &graph->ops[op_find(graph, LADE_OP_RESIDUAL_BWD, 1)];
+    const int last = op_find(graph, LADE_OP_MATMUL_GELU_BWD, 1); /* of the product whose bias it is */
+    int n_sums = 0;
+    for (int i = 0; i < graph->n_ops; i++)
+      n_sums += graph->ops[i].kind == LADE_OP_BIAS_GRAD && graph->ops[i].unit == residual->unit;
+    assert_int_equal(n_sums, has_dropout);
+    assert_int_equal(residual->out[5] >= 0, !has_dropout);
+    if (!has_dropout) {
+      assert_int_equal(graph->tensors[residual->out[5]].kind, LADE_TENSOR_GRAD);
+      assert_non_null(strstr(graph->tensors[residual->out[5]].name, "mlp.c_proj.bias"));
+      assert_int_equal(residual->in[0], graph->ops[last].in[0]);
+    }
+    lade_model_graph_destroy(graph);
+  }
+}
+
 /* The gradient of GELU's output is not a value: no op writes it, and none reads it. */
 static void the_product_behind_gelu_makes_the_gradient_before_it(void **state)
 {
@@ -531,6 +556,7 @@ int main(void)
       cmocka_unit_test(stages_without_layers_take_no_first_keys),
       cmocka_unit_test(without_dropout_the_branch_shares_the_residual_gradient),
       cmocka_unit_test(the_op_that_makes_dy_makes_the_gradient_of_its_bias),
+      cmocka_unit_test(the_residual_before_makes_the_gradient_of_the_next_bias),
       cmocka_unit_test(the_product_behind_gelu_makes_the_gradient_before_it),
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
