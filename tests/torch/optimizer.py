@@ -15,7 +15,8 @@ from lade.torch import AdamW
 from lade.torch.pricing.meter import events_of
 
 STEPS = 4
-lade.torch.adamw._PIECE_ELEMENTS = 512  # of parameters that have a few thousand
+lade.torch.adamw._PIECE_ELEMENTS = dict.fromkeys(("fp32", "bf16", "8bit"), 512)  # of parameters that have a few thousand
+lade.torch.adamw._SMALL_BYTES = 8192  # biases and norms stay in memory
 
 
 def run(make, n_steps=STEPS, dtype=torch.float32, budget=None, model=None):

@@ -6,7 +6,8 @@ wherever the state lies. FP32 parameters are their own master. BF16 parameters h
 master beside them. The moments are FP32, BF16, or 8 bits with a scale for each block.
 
 On a store, a parameter's state is cut into pieces. A step streams them through a ring of buffers: while one piece is
-updated, others are read ahead and written back (lade_tensor_store_submit). The cut changes no bit.
+updated, others are read ahead and written back (lade_tensor_store_submit). The cut changes no bit. State smaller than a
+transfer is worth (a bias, a norm) stays in memory.
 """
 import collections
 import ctypes as c
@@ -20,7 +21,8 @@ from .running import tiers
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MOMENTS = {"fp32": 0, "bf16": 1, "8bit": 2}
 _ARRAYS = ("residual", "exp_avg", "exp_avg_sq", "exp_avg_scales", "exp_avg_sq_scales")
-_PIECE_ELEMENTS = 1 << 20  # of a piece on a store: 2 to 10 MB, a multiple of a shard's and of a block's elements
+_PIECE_ELEMENTS = {"fp32": 1 << 20, "bf16": 2 << 20, "8bit": 4 << 20}  # of a piece on a store: 8 to 16 MB, in whole shards
+_SMALL_BYTES = 64 << 10    # state on a store is larger: a busy drive takes as long for less as for a megabyte
 _RING = 12                 # pieces of a step in memory, about half of them being read and half being written
 _TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "8bit": torch.uint8}
 
@@ -77,7 +79,7 @@ class _Moments:
 
     def __init__(self, owner, param, number):
         self.owner, self.n, self.step, self.shape = owner, param.numel(), 0, param.shape
-        cut = _PIECE_ELEMENTS if owner.store is not None else max(self.n, 1)
+        cut = _PIECE_ELEMENTS[owner.form] if owner.store is not None else max(self.n, 1)
         self.pieces = [_Piece(owner, param, number, first, min(cut, self.n - first)) for first in range(0, self.n, cut)]
         self.n_bytes = sum(piece.n_bytes for piece in self.pieces)
 
@@ -251,7 +253,7 @@ class AdamW(torch.optim.Optimizer):
 
 
     def state_bytes(self):
-        """Return the bytes of all state; on a store each step reads and writes them."""
+        """Return the bytes of all state."""
         return sum(state["lade"].n_bytes for state in self.state.values() if "lade" in state)
 
     def snapshot(self):
@@ -276,6 +278,7 @@ class _Shared:
         self.lib.lade_adam_destroy.restype = None
         self.adam, self.store, self.store_dir = c.c_void_p(), None, where.partition(":")[2]
         self.ring, self.optimizer_params = None, [p for g in optimizer.param_groups for p in g["params"]]
+        self.numbers = {id(p): i for i, p in enumerate(self.optimizer_params)}
         check(self.lib.lade_adam_create(torch.get_num_threads(), c.byref(self.error), c.byref(self.adam)), self.error,
               "lade_adam_create")
 
@@ -285,20 +288,20 @@ class _Shared:
             self.adam = None
 
     def moments_of(self, param, weight):
-        """Return new state for a parameter. A parameter outside of the optimizer (a priced one) stays in memory."""
-        number = next((i for i, p in enumerate(self.optimizer_params) if p is param), None)
-        if number is None:
-            return _Moments(_Alone(self), weight, 0)
-        if self.store_dir and self.store is None:
+        """Return new state for a parameter. In memory stays small state, and that of a parameter outside of the optimizer
+        (a priced one)."""
+        number = self.numbers.get(id(param))
+        if number is not None and self.store_dir and self.store is None:
             self._store_open()
-        return _Moments(self, weight, number)
+        here = _Moments(_Alone(self), weight, number or 0)
+        return here if number is None or self.store is None or here.n_bytes <= _SMALL_BYTES else _Moments(self, weight, number)
 
     def _store_open(self):
         """Take the bytes of all parameters' state from the drive, and a ring of the largest piece."""
         cut = _Alone(self)
         cut.store = True  # pieces as on a store
-        pieces = [piece for p in self.optimizer_params if p.dtype in _DTYPES and p.requires_grad
-                  for piece in _Moments(cut, _local(p), 0).pieces]
+        moments = [_Moments(cut, _local(p), 0) for p in self.optimizer_params if p.dtype in _DTYPES and p.requires_grad]
+        pieces = [piece for one in moments if one.n_bytes > _SMALL_BYTES for piece in one.pieces]
         n_bytes = sum((piece.n_bytes + 65535) // 65536 * 65536 for piece in pieces)
         self.store = tiers.Store(self.store_dir, max(n_bytes, 65536))
         self.ring = _Ring(self.store, max((piece.n_bytes for piece in pieces), default=4096))
