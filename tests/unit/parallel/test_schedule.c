@@ -488,8 +488,9 @@ static double pieces_draw(int kind, int n, bool is_split, struct piece_ns *walke
 }
 
 /*
- * Of many microbatches few are run. The walk runs every slot. All times of schedules without split weights are equal.
- * Split ones may take longer to become periodic than is run: those times differ by less than 0.3 %.
+ * Of many microbatches few are run. The walk runs every slot. Times are equal unless the pipeline takes longer to
+ * become periodic than is run. Of the pipelines drawn here only some with split weights do: they differ by less than
+ * 0.3 %.
  */
 static void long_schedules_have_the_time_of_all_their_slots(void **state)
 {
