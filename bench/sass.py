@@ -76,8 +76,8 @@ SEQ_LEN = {64: 1024, 128: 4096} # of heads of each size, GPT-2's and a long one:
 FMA_BOUND = re.compile(r'matmul_|attention_(fwd|dq|dkv)_(bf16|f16|f32)')
 LOOP_TURNS = 8
 ROWS_AT_ONCE = ('residual_fwd', 'residual_drop_fwd') # a turn of their loops is a span of the row
-ARITHMETIC = re.compile(r'(norm|residual|residual_drop)_(fwd|bwd)|dropout')
-ROWS_BACKWARD = re.compile(r'(norm|residual|residual_drop)_bwd')
+ARITHMETIC = re.compile(r'(norm|residual|residual_drop|residual_sums)_(fwd|bwd)|dropout')
+ROWS_BACKWARD = re.compile(r'(norm|residual|residual_drop|residual_sums)_bwd')
 LATENCY_BOUND = ('clip', 'tree_sum', 'head_finish', 'head_join', 'head_scale', 'embed_sort', 'attention_sinks')
 
 
@@ -320,13 +320,28 @@ def warps_resident(name, resources, warps, shared_bytes, gpu):
     return warps * min(by_registers, by_shared, gpu['blocks'], grid_blocks(name, gpu), gpu['warps'] // warps)
 
 
-def block_turns(name):
-    """Return the turns of an average causal block of warpgroups: the rows of the other side that it meets, by tiles."""
+def tile_rows(name):
+    """Return the part of a kernel of warpgroups, the size of its heads, and the rows of its tiles."""
     part, dim = re.match(r'attention_wgmma_(fwd|dq|dkv)_(\d+)', name).groups()
     get, dim = constants_read(), int(dim)
-    tile = {'fwd': lambda: get('WGMMA_TILE', dim), 'dq': lambda: get('WGMMA_DQ_TILE', dim), 'dkv': lambda: get('WGMMA_DKV_TILE')}
+    return part, dim, {'fwd': lambda: get('WGMMA_TILE', dim), 'dq': lambda: get('WGMMA_DQ_TILE', dim),
+                       'dkv': lambda: get('WGMMA_DKV_TILE')}[part]()
+
+
+def diagonal_rows(name):
+    """Return the rows that have the same tiles: a block's. In dq, where a tile is shorter than the block, those of a
+    warpgroup: the first has no product with the last tile, which is past its rows, and the pipes are then the second's
+    alone. In forward, where the warpgroups are the customers, the first keeps its place until the second ends."""
+    part, dim, tile = tile_rows(name)
+    get = constants_read()
     rows = get('WGMMA_DKV_ROWS', dim) if part == 'dkv' else get('WGMMA_ROWS')
-    return (SEQ_LEN[dim] + rows) / 2 / tile[part]()
+    return 64 if part == 'dq' and tile < rows else rows
+
+
+def block_turns(name):
+    """Return the turns of an average causal block of warpgroups: the rows of the other side that it meets, by tiles."""
+    _, dim, tile = tile_rows(name)
+    return (SEQ_LEN[dim] + diagonal_rows(name)) / 2 / tile
 
 
 def warpgroups_share(found, n_warps, block_warps, turns, is_in_turns):
@@ -398,12 +413,13 @@ PRODUCTS_CAREFUL = 0.70
 PRODUCTS_MEASURED = [((723, 777, 703), 4), ((761, 769, 757), 8)]
 COPY = 0.92 # of the bandwidth, by a copy
 # Bytes that a token moves through a layer's kernels bound by memory, in units of the width: read and written.
-# A layer has a norm, a residual with a norm, and one without, whose backward passes its gradient on.
-# GELU's backward is the epilogue of a product, which reads its x; then the MLP's biases' gradients are column sums: as
-# epilogues of the weights' products they would take longer (nvidia-h200.md). Attention's dq loads out for delta, as if
-# by a copy of its own.
-LAYER_BYTES = {'norm_fwd_bf16': 4, 'residual_fwd_bf16': 8 + 6, 'norm_bwd_bf16': 8, 'residual_bwd_bf16': 8,
-               'gelu_fwd_bf16': 16, 'copy': 8 + 2, 'column_sum_bf16': 8 + 2}
+# A layer has a norm, a residual with a norm, and one without, whose backward passes its gradient on. The backward of
+# the residual with a norm reads that gradient too, and makes the column sums of the MLP's second bias.
+# GELU's backward is the epilogue of a product, which reads its x; then the gradient of the MLP's first bias is column
+# sums: as an epilogue of the weight's product it would take longer (nvidia-h200.md). Attention's dq loads out for delta,
+# as if by a copy of its own.
+LAYER_BYTES = {'norm_fwd_bf16': 4, 'residual_fwd_bf16': 8 + 6, 'norm_bwd_bf16': 8, 'residual_sums_bwd_bf16': 8,
+               'gelu_fwd_bf16': 16, 'copy': 8 + 2, 'column_sum_bf16': 8}
 HEAD_BYTES = {'head_reduce': 4, 'head_gradient_bf16': 6} # of a logit, beside the products' own 4 written
 OPTIMIZER_BYTES = 28 # of a parameter: adamw_bf16
 # Sums of squares read 4 bytes of a parameter. A launch for each tensor takes at least the additions of one lane, one
@@ -418,9 +434,7 @@ ATTENTION = {'forward': ('attention_wgmma_fwd_64_bf16', 2), 'dq': ('attention_wg
 
 def diagonal_get(name):
     """Return the operations that a causal kernel of warpgroups executes, over those below the diagonal."""
-    dim = 64 if '_64_' in name else 128
-    get = constants_read()
-    return 1 + (get('WGMMA_DKV_ROWS', dim) if '_dkv_' in name else get('WGMMA_ROWS')) / SEQ_LEN[dim]
+    return 1 + diagonal_rows(name) / SEQ_LEN[64 if '_64_' in name else 128]
 
 
 def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=None, tokens=524288):
@@ -450,8 +464,6 @@ def step_reckon(share_of, gpu, n_head_products, products=PRODUCTS, layer_bytes=N
 # more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the factor of the products' rate.
 CHANGES = [
     ('products of layers by the best of measured algorithms, 1 %: where a file of choices is', {}, 1 / 0.99),
-    ("the gradient of the MLP's second bias by the backward of the residual before the MLP, which reads the same rows",
-     {'column_sum_bf16': -2}, None),
     ("a layer's last residual with the next layer's first norm: one kernel of two units, whose weights may not be there "
      'together', {'residual_fwd_bf16': 2, 'norm_fwd_bf16': -4}, None),
     ('residuals added by the products before them; tight budgets get slower, because operands, residual and sum are there '
