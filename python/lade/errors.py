@@ -25,3 +25,8 @@ class CannotCapture(Error):
     def __init__(self, text, op, line=None):
         super().__init__(f"{op}: {text}" + (f" ({line})" if line else ""))
         self.op, self.line = op, line
+
+    def within(self, line):
+        """Take @line, that of the whole step, if no nearer one is known."""
+        if self.line is None and line is not None:
+            self.line, self.args = line, (f"{self} ({line})",)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that a step reads from tensors it computes, by item(): what becomes of them, and the uses that are refused."""
 import builtins
+import contextlib
 import copy
 import functools
 import json
+import logging
 import math
 import os
 import sys
@@ -328,12 +330,19 @@ def refused_use(use):
 def other_uses_are_refused():
     """By the line, and nothing has changed."""
     kept = []
+    logging.raiseExceptions = False  # of a handler: it goes on without the text
+
+    def caught(_model, loss):
+        with contextlib.suppress(Exception):
+            int(loss.item())
     uses = {"max=loss.item()": lambda m, loss: m[0].weight.clamp(max=loss.item()).sum(), ":.3f": lambda m, loss: f"{loss.item():.3f}",
             "math.exp": lambda m, loss: m[0].weight.detach() * math.exp(loss.item()), "** 0.5": lambda m, loss: m[0].weight.detach() * loss.item() ** 0.5,
             "torch.full": lambda m, loss: torch.full((2,), loss.item()), "kept": lambda m, loss: kept.append(loss.item()),
             "str()": lambda m, loss: str(loss.item()), "json": lambda m, loss: json.dumps({"loss": loss.item()}),
             "new_zeros": lambda m, loss: loss.new_zeros((m[0].weight.detach() > 0.2).sum().item(), 2),
-            "half": lambda m, loss: loss.detach().bfloat16() * loss.item(), "{loss.item(): 1}": lambda m, loss: {loss.item(): 1}}
+            "half": lambda m, loss: loss.detach().bfloat16() * loss.item(), "{loss.item(): 1}": lambda m, loss: {loss.item(): 1},
+            "print(loss)": lambda m, loss: print(loss), "%s": lambda m, loss: logging.warning("%s", loss), "%f": lambda m, loss:
+            logging.warning("%f", loss.item()), "caught": caught, "type": lambda m, loss: type(loss.item())}
     for name, use in uses.items():
         model = net()
         before = lade.torch.digest(model)
@@ -341,7 +350,8 @@ def other_uses_are_refused():
         fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
         assert "computed_numbers.py" in fault.line, (name, fault)
         words = {"kept": "adds the number of .item() to kept; return it, and add it after", "json": "call the function after",
-                 "new_zeros": "give a size as int(n)"}.get(name, "")
+                 "new_zeros": "give a size as int(n)", "str()": "print or log it", "print(loss)": "print or log it",
+                 "%s": "print or log it", "type": "returns the type"}.get(name, "")
         assert words in str(fault) and lade.torch.digest(model) == before and not kept, (name, fault)
     fault = refused_use(lambda m, loss: KEPT.kept.append(loss.item()))
     assert "keeps the number of .item() in Python" in str(fault) and "computed_numbers.py" in fault.line, fault

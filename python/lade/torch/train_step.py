@@ -32,7 +32,7 @@ from .tracing import arguments
 from .tracing.numbers import Deferred
 from .tracing.places import refuse_change
 from .tracing.reads import Known
-from .tracing.trace import Given, calling_depth, calling_line, modules_of, trace
+from .tracing.trace import Given, calling_depth, calling_line, line_of, modules_of, trace
 from .tracing.watch import NESTED, SPARSE
 
 WAYS = ("recompute", "host", "store")
@@ -194,7 +194,11 @@ class Step:
             raise CannotCapture(f"the step has asked for values that had {PLANS_MAX} different answers, each with a plan of its "
                                 "own; keep them in tensors, or decide outside of the step", "value of a tensor")
         self.sync()
-        planned, seconds = self._plan(args, kwargs, branch, Answerer(self) if can_run else None)
+        try:
+            planned, seconds = self._plan(args, kwargs, branch, Answerer(self) if can_run else None)
+        except CannotCapture as fault:
+            fault.within(line_of(self.fn))
+            raise
         with Interrupts() as interrupts:  # a state that exists in part would fail an eager step
             ready = self._made_ready(planned, seconds)
             if len(self.ready) >= FORMS_MAX:

@@ -58,6 +58,7 @@ _COMPARED = {torch.eq: True, _T.eq: True, _T.__eq__: True, torch.ne: False, _T.n
 _DIFFERS = torch.ne, _T.ne, _T.__ne__  # of a value and itself: it is no number
 _TRUTHS = _T.__bool__, torch.is_nonzero, _T.is_nonzero
 _ASKS = *_TRUTHS, _T.item
+_TEXTS = _T.__format__, _T.__repr__
 _SET_DATA = _T.data.__set__
 
 
@@ -92,6 +93,7 @@ class Branches(TorchFunctionMode):
         self.assigned = {}   # id of a tensor whose data the step assigned -> the user's line
         self.are_zero, self.forms = {}, {}  # of divisors among computed numbers, by their forms; numbers of forms
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
+        self.refusal = None  # the first of refuse(), which code of the user's may have caught, as logging does
 
     def __exit__(self, *fault):
         self.known, self.answered, self.zeros, self.snapshots, self.are_zero, self.forms = {}, {}, {}, {}, {}, {}
@@ -109,6 +111,8 @@ class Branches(TorchFunctionMode):
             self.watch.learn(asked[0])
             if self.watch.knows(asked[0]):
                 return format(asked[0].item(), *args[1:])
+        if func in _TEXTS and isinstance(asked[0], FakeTensor):
+            self.refuse("the step makes text of a tensor; return the tensor, and print or log it after the step", "value of a tensor")
         if func is _T.item and self._is_computed(asked[0]):
             return numbers.ComputedNumber(self, *self._snapshot(asked[0]))
         if func is _T.__float__ and self._is_computed(asked[0]):
@@ -122,6 +126,11 @@ class Branches(TorchFunctionMode):
         elif func in _SUMS and isinstance(result, torch.Tensor) and self.known.get(id(asked[0]), (None, None))[1] is False:
             self.zeros[id(result)] = result
         return result
+
+    def refuse(self, text, op):
+        """Raise CannotCapture with the user's line. The capture fails by it even if that code goes on."""
+        self.refusal = self.refusal or CannotCapture(text, op, self.line_of())
+        raise self.refusal
 
     def _is_computed(self, tensor):
         """True for one number that neither constants nor arguments decide."""

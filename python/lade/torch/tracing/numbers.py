@@ -18,6 +18,7 @@ import torch
 from ...errors import CannotCapture
 
 _TEXT = ("the value of a tensor decides what the step does; return the tensor, and call .item() after the step")
+_AS_TEXT = "the step makes text of the number of .item(); return the number, and print or log it after the step"
 _LATE = ("the step compares the number of .item() after optimizer.step(), and it could not begin anew for the other answer; compare "
          "before optimizer.step(), or return the number and compare after the step")
 _SUM = ("sum() of numbers of .item() rounds another way than additions; it is served where the step's own code calls it and the result "
@@ -182,14 +183,13 @@ class ComputedNumber:
     def __bool__(self):
         return self._compared(self.tensor() != 0)
 
-    def _whole(self):
-        """Return a whole number by questions about its tensors."""
-        if self.is_floating:
-            raise CannotCapture(_TEXT, "value of a tensor")
-        for base in self.bases:
-            self.branches.watch.learn(base)
-        if not all(map(self.branches.watch.knows, self.bases)):
-            raise CannotCapture(_TEXT, "value of a tensor")
+    def _whole(self, text=_TEXT):
+        """Return a whole number by questions about its tensors; refuse by @text if they have no answer."""
+        if not self.is_floating:
+            for base in self.bases:
+                self.branches.watch.learn(base)
+        if self.is_floating or not all(map(self.branches.watch.knows, self.bases)):
+            self.branches.refuse(text, "value of a tensor")
         return self._folded(torch.Tensor.item, lambda one, operands: one.function(*operands))
 
     def as_float(self):
@@ -200,12 +200,15 @@ class ComputedNumber:
         return float(self._whole())
 
     def __format__(self, form):
-        return format(self._whole(), form)
+        return format(self._whole(_AS_TEXT), form)
 
     def __repr__(self):
-        return repr(self._whole())
+        return repr(self._whole(_AS_TEXT))
 
-    __int__ = __index__ = __trunc__ = _whole
+    def __int__(self):
+        return self._whole()
+
+    __index__ = __trunc__ = __int__
     __hash__ = None
 
 

@@ -7,6 +7,7 @@ make_fx, and everything is put back. Nothing is computed and nothing is allocate
 import contextlib
 import functools
 import gc
+import inspect
 import operator
 import os
 import sys
@@ -227,14 +228,20 @@ def user_line(fault):
 
 def calling_line():
     """Return "file:line: source" of the user's frame that called the package, or None."""
-    frames = [f for f in traceback.extract_stack() if not f.filename.startswith((_TORCH, _OWN, "<"))]
+    frames = [f for f in traceback.extract_stack() if not _is_inner(f.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
+
+
+def line_of(fn):
+    """Return "file:line: in name()" of a function's definition, or None."""
+    code = getattr(inspect.unwrap(getattr(fn, "func", fn)), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}: in {code.co_name}()" if code is not None else None
 
 
 def calling_depth():
     """Return how many frames the user's one that called the package is above this function, or those of the whole stack."""
     frame, depth = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_TORCH, _OWN, "<")):
+    while frame.f_back is not None and _is_inner(frame.f_code.co_filename):
         frame, depth = frame.f_back, depth + 1
     return depth
 
@@ -571,6 +578,8 @@ class _Body:
             self.result.out_leaves, self.result.out_spec = pytree.tree_flatten(())
             self.result.n_out = self.result.n_tensors = 0
             return []
+        if self.watch.branches.refusal is not None:
+            raise self.watch.branches.refusal
         self._refuse_data(argued, storages)
         tensors = [*self._returned(out), *self._left()]
         self.result.n_tensors = len(tensors)
@@ -619,6 +628,8 @@ class _Body:
             elif type(leaf) is ComputedNumber:
                 tensors += leaf.bases
                 result.out_leaves[i] = leaf.deferred()
+            elif leaf is ComputedNumber:
+                raise CannotCapture("the step returns the type of a number of .item(); return the number", "return")
             elif keeps_fakes(leaf):
                 raise CannotCapture(f"the step returns a {type(leaf).__name__} with tensors; return them in tuples, lists and "
                                     "dicts", "return")
