@@ -13,8 +13,8 @@ import sass # noqa: E402
 import sass_listing # noqa: E402
 
 GPU = sass.GPUS['sm_90a']
-# Flops of attention executed, over those of products, in a layer: blocks of 128 rows, and of 64 for dk and dv.
-MODEL_ATTENTION = ((2 + 3) * (1024 + 128) + 4 * (1024 + 64)) / (6 * 12 * 1600)
+# Flops of attention executed, over those of products, in a layer: forward by 128 rows, gradients by 64.
+MODEL_ATTENTION = (2 * (1024 + 128) + (3 + 4) * (1024 + 64)) / (6 * 12 * 1600)
 TOLD = """ptxas info    : Compiling entry function 'copy_bf16' for 'sm_90a'
 ptxas info    : Function properties for copy_bf16
     8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
