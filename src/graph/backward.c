@@ -25,8 +25,10 @@
  * If dx is one rank's part of a sum, dx comes first: the ranks add their parts up while the weight's gradient is
  * computed. As shown above this costs no memory, because these are first products.
  *
- * The MLP's second product reads GELU's output. The product that makes the gradient of that output multiplies it by
- * GELU's slope at once, so that the wide gradient is not written and read in between (matmul_gelu_bwd).
+ * The MLP's second product reads GELU's output. With fuses_gelu the product that makes the gradient of that output
+ * multiplies it by GELU's slope at once, so that the wide gradient is not written and read in between
+ * (matmul_gelu_bwd). That op has the GELU's input and its gradient at one time, while GELU's own backward works in
+ * place. So a device whose products cannot do it in one kernel would only lose memory by it.
  *
  * Rejected: stating per op the values that it saves. Saved values are those that a forward op makes and a backward op
  * reads. The graph's edges contain this already, and a second statement could disagree.
@@ -219,14 +221,14 @@ static void matmul_params_backward(struct lade_build *build, int forward, const 
   lade_build_bias_grad(build, forward, dy, accumulator_get(build, op->in[2]));
 }
 
-/* Return the GELU that makes the product's x, if nothing else reads it; else -1. */
+/* Return the GELU that makes the product's x, if nothing else reads it and the graph fuses it; else -1. */
 static int gelu_find(const struct lade_build *build, int forward)
 {
   const struct lade_model_graph *graph = build->graph;
   const struct lade_op *op = &graph->ops[forward];
   const int producer = graph->tensors[op->in[0]].producer;
-  if (op->attr.is_dx_partial || gradient_find(build, op->in[0]) >= 0 || producer < graph->units[op->unit].first_fwd ||
-      graph->ops[producer].kind != LADE_OP_GELU)
+  if (!build->fuses_gelu || op->attr.is_dx_partial || gradient_find(build, op->in[0]) >= 0 ||
+      producer < graph->units[op->unit].first_fwd || graph->ops[producer].kind != LADE_OP_GELU)
     return -1;
   for (int between = producer + 1; between < forward; between++)
     for (int i = 0; i < graph->ops[between].n_in; i++)

@@ -14,7 +14,7 @@ struct lade_build {
   const struct lade_kernels *kernels;
   int n_threads;
   float dropout;
-  bool has_documents;
+  bool has_documents, fuses_gelu;
   int unit;         /* that new objects belong to */
   int chunk;        /* that new units belong to */
   int n_skipped_params, n_skipped_ops; /* of the whole model's forward half, before this point, on other stages */

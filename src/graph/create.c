@@ -139,7 +139,8 @@ int lade_model_graph_create(const struct lade_model_graph_params *params, struct
     return rc;
   struct lade_model_graph *graph = calloc(1, sizeof(*graph));
   struct lade_build build = {.graph = graph, .kernels = params->kernels, .n_threads = params->n_threads,
-                             .dropout = params->dropout, .has_documents = params->has_documents};
+                             .dropout = params->dropout, .has_documents = params->has_documents,
+                             .fuses_gelu = params->fuses_gelu};
   if (!graph)
     return lade_error_set(error, -ENOMEM, "out of memory building the graph of %s", params->model->name);
   graph->model = *params->model;

@@ -404,6 +404,7 @@ struct lade_model_graph_params {
   enum lade_master master; /* other than EXACT for BF16 only */
   enum lade_dtype grad_dtype; /* F32 (that is, A), or BF16: complete gradients are rounded once; not with F64 */
   bool has_documents;         /* attention takes first keys, which the data give */
+  bool fuses_gelu;            /* the product behind GELU makes the gradient before it (lade_machine_fuses_gelu) */
   struct lade_share share;
 };
 

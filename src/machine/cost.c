@@ -434,13 +434,12 @@ static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
 
 /*
  * Price GELU's backward after a product as a kernel of its own, as other software and Lade's host and plain kernels run
- * it. In 16 bits on a GPU it is an epilogue of Lade's products.
+ * it. On some devices it is an epilogue of Lade's products.
  */
 static int64_t gelu_bwd_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
-  const bool is_gpu = !cost->machine.is_unified;
-  if (op->kind != LADE_OP_MATMUL_GELU_BWD ||
-      (is_gpu && lade_dtype_bytes(graph->dtype) == 2 && !cost->has_plain_products))
+  const bool is_epilogue = lade_machine_fuses_gelu(&cost->machine, graph->dtype) && !cost->has_plain_products;
+  if (op->kind != LADE_OP_MATMUL_GELU_BWD || is_epilogue)
     return 0;
   const double bytes = 3 * (double)graph->tensors[op->out[0]].bytes;
   const double rate = cost->machine.device_bytes_per_s * (is_shaped(cost, graph->dtype) ? 1 : STREAM_FACTOR);

@@ -125,4 +125,10 @@ int lade_machine_check(const struct lade_machine *machine, const char *where, st
  */
 int lade_machine_get(const char *name, struct lade_error *error, struct lade_machine *ret_machine);
 
+/* True if the device's products of @dtype have the slope of GELU as an epilogue: cuBLASLt's, in 16 bits. Any thread. */
+static inline bool lade_machine_fuses_gelu(const struct lade_machine *machine, enum lade_dtype dtype)
+{
+  return !machine->is_unified && lade_dtype_bytes(dtype) == 2;
+}
+
 #endif

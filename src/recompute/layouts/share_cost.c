@@ -558,6 +558,7 @@ int lade_share_graph_make(const struct lade_layout_job *job, const struct lade_s
       .struct_size = sizeof(params), .model = &model, .dtype = job->dtype, .batch = key->micro_batch,
       .seq_len = job->seq_len, .dropout = (float)job->dropout, .kernels = job->kernels, .n_threads = 1,
       .moments = job->moments, .master = job->master, .grad_dtype = job->grad_dtype,
+      .fuses_gelu = lade_machine_fuses_gelu(&job->cluster->device, job->dtype),
       .share = {.tp = key->tp, .is_sequence = key->is_sequence}};
   return lade_model_graph_create(&params, error, ret_graph);
 }

@@ -46,6 +46,7 @@ struct lade_session {
   bool has_cost;
   struct lade_prices prices;
   bool has_prices, is_unified;
+  bool fuses_gelu; /* the form of the graph, by its device (backward.c) */
   int n_microbatches;
   uint64_t capacity_bytes, chunk_bytes; /* of the device */
   uint64_t outside_bytes;   /* result of session_gpu_outside when the run began */

@@ -186,7 +186,8 @@ static int share_graph(const lade_session *s, const struct lade_share *share, st
       .struct_size = sizeof(params), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
       .seq_len = s->params.seq_len, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
       .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master,
-      .grad_dtype = s->params.grad_dtype, .has_documents = s->params.mask_documents, .share = *share};
+      .grad_dtype = s->params.grad_dtype, .has_documents = s->params.mask_documents,
+      .fuses_gelu = s->fuses_gelu, .share = *share};
   return lade_model_graph_create(&params, error, ret_graph);
 }
 
@@ -227,6 +228,24 @@ static int kernels_open(lade_session *s, struct lade_error *error)
     lade_error_set(error, status, "the machine refused threads (%s)", strerror(-status));
   status = lade_rank_group_vote(&s->group, status, error);
   return !status && s->params.is_gpu ? session_gpu_open(s, error) : status;
+}
+
+/*
+ * Choose the backward of GELU by the device that runs the steps, or that is described. All ranks take the first one's
+ * choice, because their graphs have the same ops and the others may lack the description's file.
+ */
+static int gelu_choose(lade_session *s, struct lade_error *error)
+{
+  struct lade_machine machine = {.is_unified = true};
+  const bool is_first = lade_rank_group_is_first(&s->group);
+  int status = s->params.machine && is_first ? lade_machine_get(s->params.machine, error, &machine) : 0;
+  machine.is_unified = machine.is_unified && !s->params.is_gpu;
+  int64_t fuses = lade_machine_fuses_gelu(&machine, s->params.dtype);
+  status = lade_rank_group_vote(&s->group, status, error);
+  if (!status)
+    status = lade_rank_group_broadcast(&s->group, 0, &fuses, sizeof(fuses), error);
+  s->fuses_gelu = fuses;
+  return status;
 }
 
 /* Refuse overrides to a tier that this run lacks. -EINVAL with a line, because no budget would make them fit. */
@@ -542,6 +561,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     status = kernels_open(s, error);
   if (!status)
     status = session_links_take(s, error);
+  if (!status)
+    status = gelu_choose(s, error);
   if (!status)
     status = lade_rank_group_vote(&s->group, graph_make(s, error), error);
   if (!status)

@@ -35,6 +35,7 @@ static struct lade_model_graph *share_make(const struct lade_model *model, enum 
                                      .dropout = dropout,
                                      .kernels = &kernels,
                                      .n_threads = 2,
+                                     .fuses_gelu = true,
                                      .share = share};
   struct lade_error error = {0};
   struct lade_model_graph *graph = NULL;
@@ -358,6 +359,26 @@ static void the_product_behind_gelu_makes_the_gradient_before_it(void **state)
   lade_model_graph_destroy(graph);
 }
 
+/* Elsewhere GELU's backward works in place on the gradient, and makes its bias's too. */
+static void without_an_epilogue_the_backward_of_gelu_is_in_place(void **state)
+{
+  struct lade_model model = preset_get("nano");
+  struct lade_kernels kernels;
+  struct lade_model_graph *graph;
+  lade_kernels_init(&kernels, &(struct lade_cpu){0});
+  const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16,
+                                                 .batch = 2, .seq_len = 16, .kernels = &kernels, .n_threads = 2};
+  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
+  assert_int_equal(op_find(graph, LADE_OP_MATMUL_GELU_BWD, 1), -1);
+  const struct lade_op *gelu = &graph->ops[op_find(graph, LADE_OP_GELU_BWD, 1)];
+  const struct lade_op *product = &graph->ops[graph->tensors[gelu->in[1]].producer];
+  assert_int_equal(product->kind, LADE_OP_MATMUL_DX);
+  assert_int_equal(graph->tensors[gelu->in[1]].bytes, graph->tensors[gelu->out[0]].bytes);
+  assert_true(gelu->alias[0] >= 0 && gelu->out[1] >= 0);
+  order_check(graph);
+  lade_model_graph_destroy(graph);
+}
+
 static void a_tied_table_gets_the_heads_gradient_then_the_embeddings(void **state)
 {
   struct lade_model model = preset_get("nano");
@@ -558,6 +579,7 @@ int main(void)
       cmocka_unit_test(the_op_that_makes_dy_makes_the_gradient_of_its_bias),
       cmocka_unit_test(the_residual_before_makes_the_gradient_of_the_next_bias),
       cmocka_unit_test(the_product_behind_gelu_makes_the_gradient_before_it),
+      cmocka_unit_test(without_an_epilogue_the_backward_of_gelu_is_in_place),
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
       cmocka_unit_test(values_after_a_branch_are_named_for_it),

@@ -33,7 +33,8 @@ static inline void plan_fixture_init(struct plan_fixture *fixture, const char *m
   assert_int_equal(lade_machine_preset(machine_name, &error, &machine), 0);
   const struct lade_model_graph_params graph_params = {
       .struct_size = sizeof(graph_params), .model = &fixture->model, .dtype = LADE_BF16, .batch = batch,
-      .seq_len = fixture->model.context, .kernels = &fixture->kernels, .n_threads = 1, .grad_dtype = LADE_F32};
+      .seq_len = fixture->model.context, .kernels = &fixture->kernels, .n_threads = 1, .grad_dtype = LADE_F32,
+      .fuses_gelu = lade_machine_fuses_gelu(&machine, LADE_BF16)};
   assert_int_equal(lade_model_graph_create(&graph_params, &error, &fixture->graph), 0);
   lade_cost_init(&fixture->cost, &machine);
   assert_int_equal(lade_cost_prices(&fixture->cost, fixture->graph, &fixture->prices), 0);

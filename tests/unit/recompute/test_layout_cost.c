@@ -166,6 +166,7 @@ static void stage_build(const struct one_layout *one, const struct lade_layout_j
   const struct lade_model_graph_params model_graph_params = {
       .struct_size = sizeof(model_graph_params), .model = job->model, .dtype = job->dtype, .batch = one->micro_batch,
       .seq_len = job->seq_len, .kernels = &kernels, .n_threads = 1, .grad_dtype = job->grad_dtype,
+      .fuses_gelu = lade_machine_fuses_gelu(&job->cluster->device, job->dtype),
       .share = {.tp = tp, .is_sequence = layout->is_sequence, .pp = pp, .pp_rank = stage,
                 .n_chunks = layout->virtual_stages,
                 .is_scattered = lade_layout_sends_scattered(job, layout, one->micro_batch)}};
