@@ -6,9 +6,12 @@
  */
 #include "harness.h"
 
+#include <math.h>
+
 #include "base/base.h"
 
 #define SUM_SCALE 8      /* of random terms, some dozens of which are summed and may cancel */
+#define N_TERMS 64       /* as many: the scale of longer sums grows with the root of their terms */
 #define SUM_LIMIT 0x1p56 /* of MIN and MAX where squares are summed: larger ones overflow F32 */
 
 struct shape {
@@ -201,6 +204,13 @@ static bool norm_fwd_build(struct call *call, int i_shape)
   return true;
 }
 
+/* A column's sum over @n rows. Random terms cancel: sums of a great many are as large as the root of their number. */
+static void rows_out(struct call *call, const void *field, int64_t n, int64_t d)
+{
+  sum_out(call, field, NULL, accumulator_of(call->dtype), d, 4, 2e-6, 64);
+  call->operands[call->n_operands - 1].scale = SUM_SCALE * fmax(1, sqrt((double)n / N_TERMS));
+}
+
 static bool norm_bwd_build(struct call *call, int i_shape)
 {
   struct lade_norm_bwd_args *a = (void *)&call->args;
@@ -217,10 +227,10 @@ static bool norm_bwd_build(struct call *call, int i_shape)
   call_in(call, &a->weight, call->dtype, d)->limit = 64;
   if (s.kind == LADE_NORM_LAYER) {
     call_in(call, &a->mean, accumulator, n)->limit = 64;
-    sum_out(call, &a->d_bias, NULL, accumulator, d, 4, 2e-6, 64);
+    rows_out(call, &a->d_bias, n, d);
   }
   call_in(call, &a->rstd, accumulator, n)->fill = FILL_POSITIVE;
-  sum_out(call, &a->d_weight, NULL, accumulator, d, 4, 2e-6, 64);
+  rows_out(call, &a->d_weight, n, d);
   if (s.is_in_place) {
     sum_out(call, &a->dx, &a->d_residual, call->dtype, n * d, 1, 4e-6, 64);
   } else {
