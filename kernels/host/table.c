@@ -118,10 +118,13 @@ static uint64_t hash_add(uint64_t hash, const void *bytes, size_t n_bytes)
   return hash;
 }
 
+/* Increment this when a host kernel makes other bits from the same arguments and no cut changes, as LADE_CUDA_REVISION. */
+#define HOST_REVISION 2
+
 uint64_t lade_kernels_key(const struct lade_kernels *kernels)
 {
   const int32_t cuts[] = {LADE_SUM_BLOCK, LADE_ROW_BLOCKS, LADE_ROW_BLOCK_ROWS, LADE_HEAD_CHUNK, LADE_ATTENTION_QUERIES,
-                          LADE_ATTENTION_KEYS, LADE_LEAVES_MAX};
+                          LADE_ATTENTION_KEYS, LADE_LEAVES_MAX, HOST_REVISION};
   uint64_t hash = hash_add(0xcbf29ce484222325, cuts, sizeof(cuts));
   for (int i = 0; i < LADE_N_KERNELS; i++) {
     const char *variant = kernels->variant[i] ? kernels->variant[i] : "none";

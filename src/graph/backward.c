@@ -138,6 +138,16 @@ void lade_norm_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_NORM_BWD, forward, in, out);
 }
 
+/* True if a forward op between @producer and @reader reads @tensor. */
+static bool is_read_between(const struct lade_model_graph *graph, int tensor, int producer, int reader)
+{
+  for (int op = producer + 1; op < reader; op++)
+    for (int i = 0; i < graph->ops[op].n_in; i++)
+      if (graph->ops[op].in[i] == tensor)
+        return true;
+  return false;
+}
+
 /*
  * Return the residual with a norm whose backward reads the gradient at the sum of @forward, a residual without a norm,
  * as it is: that which makes @forward's residual in its unit, if no dropout and no other reader is between. Else -1.
@@ -148,13 +158,10 @@ static int residual_before(const struct lade_build *build, int forward)
   const struct lade_op *op = &graph->ops[forward];
   const int before = graph->tensors[op->in[2]].producer;
   if (op->attr.norm != LADE_NORM_NONE || op->attr.dropout > 0 || before < graph->units[op->unit].first_fwd ||
-      graph->ops[before].kind != LADE_OP_RESIDUAL || graph->ops[before].attr.norm == LADE_NORM_NONE)
+      graph->ops[before].kind != LADE_OP_RESIDUAL || graph->ops[before].attr.norm == LADE_NORM_NONE ||
+      graph->ops[before].out[0] != op->in[2])
     return -1;
-  for (int between = before + 1; between < forward; between++)
-    for (int i = 0; i < graph->ops[between].n_in; i++)
-      if (graph->ops[between].in[i] == op->in[2])
-        return -1;
-  return before;
+  return is_read_between(graph, op->in[2], before, forward) ? -1 : before;
 }
 
 /* Return the accumulator of the bias whose gradient is the column sums of d_sum at @forward, a residual with a norm. */
@@ -230,11 +237,7 @@ static int gelu_find(const struct lade_build *build, int forward)
   if (!build->fuses_gelu || op->attr.is_dx_partial || gradient_find(build, op->in[0]) >= 0 ||
       producer < graph->units[op->unit].first_fwd || graph->ops[producer].kind != LADE_OP_GELU)
     return -1;
-  for (int between = producer + 1; between < forward; between++)
-    for (int i = 0; i < graph->ops[between].n_in; i++)
-      if (graph->ops[between].in[i] == op->in[0])
-        return -1;
-  return producer;
+  return is_read_between(graph, op->in[0], producer, forward) ? -1 : producer;
 }
 
 /* Push the gradient of the input of @gelu, whose output the product @op reads. */

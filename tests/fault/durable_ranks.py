@@ -36,12 +36,12 @@ TRAIN = ["--model", "nano", "--batch", "8", "--seq", "32", "--eval-iters", "1", 
          "--machine", "a100-40g", "--data", "text.txt", "--steps", str(N_STEPS), "--budget", "min", "--host-budget", "0",
          "--store", "state", "--durable", "--allow-tmpfs", "--log", "log"]
 
-Layout = collections.namedtuple("Layout", "ranks options")
+Layout = collections.namedtuple("Layout", "ranks options is_durable", defaults=(True,))
 # Sums have one order in these three, and so all numbers are equal.
 REPLICAS = Layout(2, ("--dtype", "fp32"))
 ZERO_1 = Layout(2, (*REPLICAS.options, "--zero", "1"))
 ZERO_3 = Layout(2, (*REPLICAS.options, "--zero", "3"))
-SCRATCH = Layout(2, ZERO_3.options)  # without --durable
+SCRATCH = Layout(2, ZERO_3.options, is_durable=False)
 # Other layouts that cut a parameter or repeat its blocks, and other forms of state, with their padding.
 ZERO_3_TP = Layout(4, ("--zero", "3", "--tp", "2", "--micro-batch", "2", "--moments", "bf16"))
 HYBRID = Layout(4, ("--zero", "3", "--shard", "2", "--moments", "8bit", "--master", "24bit"))
@@ -50,7 +50,7 @@ HYBRID = Layout(4, ("--zero", "3", "--shard", "2", "--moments", "8bit", "--maste
 def begin(layout, *more, launch=()):
     if os.path.exists("log"):
         os.remove("log")
-    words = [word for word in TRAIN if layout is not SCRATCH or word != "--durable"]
+    words = [word for word in TRAIN if layout.is_durable or word != "--durable"]
     return jobs.Job(jobs.command(LADE, layout.ranks, *words, *layout.options, *more, launch=launch), ENVIRONMENT, "log")
 
 

@@ -231,9 +231,11 @@ static int pipeline_time(const struct lade_pipeline *pipeline, const struct lade
       return times_run(pipeline, pieces, boundary_ns, times, NULL);
     status = times_run(&cut, pieces, boundary_ns, times, &period);
   }
+  if (status)
+    return status;
   const int n_left = pipeline->n_microbatches - cut.n_microbatches, n_more = n_left % period.n;
   cut.n_microbatches += n_more;
-  if (!status && n_more > 0) /* so that whole periods are left out */
+  if (n_more > 0) /* so that whole periods are left out */
     status = times_run(&cut, pieces, boundary_ns, times, NULL);
   times->span_ns += n_left / period.n * period.growth_ns;
   times->stage_span_ns += n_left / period.n * period.growth_ns;

@@ -159,9 +159,7 @@ static const struct lade_share_residencies *share_find(struct layout_searcher *s
     if (is_of_graph(other, key) && other->software == key->software)
       return s->shares.items[i].residencies;
   }
-  const size_t n_max = key->recipe == LADE_RECIPE_AUTO ? LADE_SHARE_RESIDENCIES_MAX : 1;
-  const size_t n_bytes = offsetof(struct lade_share_residencies, items) + n_max * sizeof(struct lade_share_cost);
-  struct share_entry entry = {.key = *key, .residencies = calloc(1, n_bytes)};
+  struct share_entry entry = {.key = *key, .residencies = calloc(1, sizeof(*entry.residencies))};
   int status = entry.residencies ? share_make(s, key, entry.residencies) : -ENOMEM;
   if (status) {
     free(entry.residencies);
@@ -607,7 +605,7 @@ static int pending_cost(struct layout_searcher *s, struct pending_layouts pendin
     status = core_make(s, &cores, pending.residency, CORE_RUN);
   if (!status)
     status = variants_visit(s, &cores, variant_cost);
-  if (status)
+  if (status || cores.best.cost.step_ns <= 0) /* no variant takes the residency */
     return status == -ENOMEM ? status : 0;
   pending.step_ns = cores.best.cost.step_ns;
   pending.i_costed = s->costed.n;

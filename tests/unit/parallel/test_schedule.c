@@ -18,6 +18,7 @@
 
 #include "base/base.h"
 #include "parallel/schedule.h"
+#include "tests/support/heap/allocations.h"
 #include "tests/support/names.h"
 #include "tests/support/schedule_walk.h"
 
@@ -530,6 +531,21 @@ static void a_slow_link_and_a_slow_stage_widen_the_bubble(void **state)
   assert_true(slow_stage.bubble > free_link.bubble);
 }
 
+static void no_memory_is_an_error_of_schedules(void **state)
+{
+  const struct lade_pipeline pipeline = {LADE_SCHEDULE_1F1B, 4, 1, 400, true};
+  const struct lade_piece_time pieces[4] = {{100, 200, 0}, {110, 190, 0}, {100, 205, 0}, {90, 200, 0}};
+  struct lade_schedule_times result;
+  int status = -ENOMEM, n = 0;
+  while (status == -ENOMEM && n < 100) {
+    allocations_left = ++n;
+    status = lade_schedule_time(&pipeline, pieces, 1, &result);
+    allocations_left = -1;
+  }
+  assert_int_equal(status, 0);
+  assert_true(n > 3);
+}
+
 static void refusals_list_possible_values(void **state)
 {
   struct lade_error error;
@@ -554,6 +570,7 @@ int main(void)
       cmocka_unit_test(schedule_times_equal_the_walk),
       cmocka_unit_test(long_schedules_have_the_time_of_all_their_slots),
       cmocka_unit_test(a_slow_link_and_a_slow_stage_widen_the_bubble),
+      cmocka_unit_test(no_memory_is_an_error_of_schedules),
       cmocka_unit_test(refusals_list_possible_values),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
