@@ -118,7 +118,7 @@ static uint64_t hash_add(uint64_t hash, const void *bytes, size_t n_bytes)
   return hash;
 }
 
-/* Increment this when a host kernel makes other bits from the same arguments and no cut changes, as LADE_CUDA_REVISION. */
+/* Increment this when a host kernel makes other bits from the same arguments and no cut changes. */
 #define HOST_REVISION 2
 
 uint64_t lade_kernels_key(const struct lade_kernels *kernels)
