@@ -472,12 +472,13 @@ static void wholes_hold(struct builder *b, const struct reduction_input *inputs,
     b->in_flight[at][i] = inputs[i].whole.at.buffer;
 }
 
-/* Reduce-scatter a batch. A block that is not added to a sum is complete with the last microbatch. */
+/*
+ * Reduce-scatter a batch. Complete blocks are summed over tensor parallel ranks and replicas when the batch is taken:
+ * sooner, those sums would wait for the scatter on queues that kernels need.
+ */
 static void blocks_emit(struct builder *b, const struct grad_reduction *reductions, int n)
 {
   struct reduction_input inputs[LADE_COMM_LIST_MAX];
-  int32_t complete[LADE_COMM_LIST_MAX];
-  int n_complete = 0;
   for (int i = 0; i < n; i++)
     inputs[i] = reduction_input_make(b, &reductions[i]);
   wholes_hold(b, inputs, n);
@@ -489,12 +490,9 @@ static void blocks_emit(struct builder *b, const struct grad_reduction *reductio
     const struct incoming next = {.part = inputs[i].block, .param = param, .microbatch = reductions[i].microbatch,
                                   .is_last = is_last, .is_block = !inputs[i].is_incoming,
                                   .target = reductions[i].target, .batch = b->n_batches};
-    if (next.is_block && is_last)
-      complete[n_complete++] = param;
-    else if (!LADE_PUSH(&b->incoming, next))
+    if (!LADE_PUSH(&b->incoming, next))
       b->status = -ENOMEM;
   }
-  blocks_complete(b, complete, n_complete, b->n_batches);
 }
 
 /* Reduce a batch of whole gradients that hold all of this rank's microbatches. */

@@ -127,6 +127,10 @@ static const struct one_layout replicas[] = {
     {"dp 64, zero 2", &gpt2, LAYOUT(.dp = 64, .zero = 2), 256, 2, LADE_RECIPE_NONE},
     {"dp 64, zero 3 over 8", &gpt2, LAYOUT(.dp = 64, .zero = 3, .shard = 8), 256, 2, LADE_RECIPE_NONE},
     {"dp 64, zero 2 over 8", &gpt2, LAYOUT(.dp = 64, .zero = 2, .shard = 8), 256, 2, LADE_RECIPE_NONE},
+    {"llama tp2 cut rows dp 16, zero 1", &llama, LAYOUT(.tp = 2, .dp = 16, .zero = 1, .is_sequence = true), 64, 4,
+     LADE_RECIPE_NONE},
+    {"llama tp2 cut rows dp 16, zero 2", &llama, LAYOUT(.tp = 2, .dp = 16, .zero = 2, .is_sequence = true), 64, 4,
+     LADE_RECIPE_NONE},
     {"llama dp 64, zero 3", &llama, LAYOUT(.dp = 64, .zero = 3), 512, 4, LADE_RECIPE_FULL},
 };
 
