@@ -6,8 +6,8 @@
  * has the peak of the whole list. It is built with those: the time to build it does not grow with the batch. A program
  * with fewer microbatches than that is whole.
  *
- * Under ZeRO 2 and 3 gathers begin ahead of their use, and gradients stay until they are reduced. Where the budget has no
- * room for both, the program gathers just in time: it is slower than its layout's price, and fits.
+ * Under ZeRO 2 and 3 gathers begin ahead of their use, and gradients stay until they are reduced. Where the budget has
+ * no room for both, the program gathers just in time: it is slower than its layout's price, and fits.
  *
  * The layout's residency states a policy for each value of a share's layer (layer_residency.c). A value of the stage
  * takes the policy of the value with its name in that layer. So a layer of another shape, without rotary positions for
