@@ -320,8 +320,8 @@ static bool is_expected(const struct builder *b, int param)
 }
 
 /*
- * Make the received block the sum, or add it to the sum. Then the block waits for the next in the space that liveness.c
- * chose.
+ * Make the received block the sum, or add it to the sum. Unless it is the last, the sum then waits for the next in the
+ * space that liveness.c chose.
  */
 static void incoming_take(struct builder *b, const struct incoming *incoming)
 {
@@ -339,9 +339,7 @@ static void incoming_take(struct builder *b, const struct incoming *incoming)
     block_move(b, param, LADE_DEVICE);
     block_add_emit(b, param, part);
   }
-  if (incoming->is_last)
-    blocks_complete(b, &param, 1, incoming->batch);
-  else if (incoming->target != LADE_DEVICE && !is_expected(b, param))
+  if (!incoming->is_last && incoming->target != LADE_DEVICE && !is_expected(b, param))
     block_move(b, param, (enum lade_space)incoming->target);
 }
 
@@ -375,14 +373,30 @@ static void block_leave(struct builder *b, int param)
   block_move(b, param, space);
 }
 
+/*
+ * Take the received blocks of the next batch. Then sum those that are complete over replicas, next to each other, so
+ * that the collectives can be grouped.
+ */
+static void incomings_take(struct builder *b)
+{
+  const int batch = b->incoming.items[b->n_added].batch;
+  int32_t complete[LADE_COMM_LIST_MAX];
+  int n_complete = 0;
+  while (b->n_added < b->incoming.n && b->incoming.items[b->n_added].batch == batch && !b->status) {
+    const struct incoming next = b->incoming.items[b->n_added++];
+    incoming_take(b, &next);
+    if (next.is_last)
+      complete[n_complete++] = next.param;
+  }
+  blocks_complete(b, complete, n_complete, batch);
+}
+
 /* Let the compute queue take all reductions but those of the last @lag batches. */
 static void reductions_settle(struct builder *b, int lag)
 {
   const int last = b->n_batches - lag;
-  while (b->n_added < b->incoming.n && b->incoming.items[b->n_added].batch <= last && !b->status) {
-    struct incoming next = b->incoming.items[b->n_added++];
-    incoming_take(b, &next);
-  }
+  while (b->n_added < b->incoming.n && b->incoming.items[b->n_added].batch <= last && !b->status)
+    incomings_take(b);
   while (b->n_settled < b->n_due && b->due[b->n_settled].batch <= last && !b->status) {
     const int param = b->due[b->n_settled++].param;
     sum_land(b, param);
@@ -458,12 +472,13 @@ static void wholes_hold(struct builder *b, const struct reduction_input *inputs,
     b->in_flight[at][i] = inputs[i].whole.at.buffer;
 }
 
-/* Reduce-scatter a batch. A block that is not added to a sum is complete with the last microbatch. */
+/*
+ * Reduce-scatter a batch. Complete blocks are summed over tensor parallel ranks and replicas when the batch is taken:
+ * sooner, those sums would wait for the scatter on queues that kernels need.
+ */
 static void blocks_emit(struct builder *b, const struct grad_reduction *reductions, int n)
 {
   struct reduction_input inputs[LADE_COMM_LIST_MAX];
-  int32_t complete[LADE_COMM_LIST_MAX];
-  int n_complete = 0;
   for (int i = 0; i < n; i++)
     inputs[i] = reduction_input_make(b, &reductions[i]);
   wholes_hold(b, inputs, n);
@@ -475,12 +490,9 @@ static void blocks_emit(struct builder *b, const struct grad_reduction *reductio
     const struct incoming next = {.part = inputs[i].block, .param = param, .microbatch = reductions[i].microbatch,
                                   .is_last = is_last, .is_block = !inputs[i].is_incoming,
                                   .target = reductions[i].target, .batch = b->n_batches};
-    if (next.is_block && is_last)
-      complete[n_complete++] = param;
-    else if (!LADE_PUSH(&b->incoming, next))
+    if (!LADE_PUSH(&b->incoming, next))
       b->status = -ENOMEM;
   }
-  blocks_complete(b, complete, n_complete, b->n_batches);
 }
 
 /* Reduce a batch of whole gradients that hold all of this rank's microbatches. */

@@ -6,6 +6,9 @@
  * has the peak of the whole list. It is built with those: the time to build it does not grow with the batch. A program
  * with fewer microbatches than that is whole.
  *
+ * Under ZeRO 2 and 3 gathers begin ahead of their use, and gradients stay until they are reduced. Where the budget has
+ * no room for both, the program gathers just in time: it is slower than its layout's price, and fits.
+ *
  * The layout's residency states a policy for each value of a share's layer (layer_residency.c). A value of the stage
  * takes the policy of the value with its name in that layer. So a layer of another shape, without rotary positions for
  * instance, takes the policies of the values that it has.
@@ -115,6 +118,21 @@ static int policies_apply(const struct lade_layout_job *job, const struct lade_l
   return status;
 }
 
+/* True if values or optimizer state are copied to the host and back. */
+static bool has_copies(const struct lade_stage_residency *tiers)
+{
+  bool is_copied = tiers->state_tier != LADE_TIER_DEVICE;
+  for (int i = 0; i < tiers->layer.n; i++)
+    is_copied |= tiers->layer.recipe == LADE_RECIPE_AUTO && tiers->layer.saved[i] == LADE_RESIDENCY_HOST;
+  return is_copied;
+}
+
+/* True if each microbatch gathers working copies, or scatters gradients, beside kernels. */
+static bool is_in_motion(const struct lade_layout *layout)
+{
+  return layout->zero >= 2 && lade_shard_count(layout) > 1;
+}
+
 static int residency_make(const struct lade_layout_job *job, int64_t micro_batch,
                           const struct lade_stage_residency *tiers, struct lade_stage_build *build,
                           struct lade_error *error)
@@ -129,10 +147,7 @@ static int residency_make(const struct lade_layout_job *job, int64_t micro_batch
   gathers_drop(build->graph, &build->layout, build->residency);
   for (int param = 0; param < build->graph->n_params; param++)
     lade_residency_set_tiers(build->residency, param, LADE_TIER_DEVICE, tiers->state_tier);
-  bool has_copies = tiers->state_tier != LADE_TIER_DEVICE;
-  for (int i = 0; i < tiers->layer.n; i++)
-    has_copies |= tiers->layer.recipe == LADE_RECIPE_AUTO && tiers->layer.saved[i] == LADE_RESIDENCY_HOST;
-  if (has_copies)
+  if (has_copies(tiers) || is_in_motion(&build->layout))
     build->residency->prefetch_bytes = tiers->device_bytes - tiers->device_bytes / LADE_PREFETCH_SLACK;
   return status;
 }
@@ -208,7 +223,16 @@ int lade_stage_build_make(const struct lade_stage_params *params, struct lade_er
   if (status)
     return lade_error_set(error, status, "no memory for the program of a stage");
   status = residency_make(job, rows, &params->residency, build, error);
-  return status ? status : programs_make(params, n, error, build);
+  if (!status)
+    status = programs_make(params, n, error, build);
+  if (status || !build->residency->prefetch_bytes || has_copies(&params->residency) ||
+      build->train->peak_bytes[LADE_DEVICE] <= params->residency.device_bytes)
+    return status;
+  build->residency->prefetch_bytes = 0;
+  lade_program_destroy(build->eval);
+  lade_program_destroy(build->train);
+  build->eval = build->train = NULL;
+  return programs_make(params, n, error, build);
 }
 
 void lade_stage_build_finish(struct lade_stage_build *build)

@@ -69,11 +69,13 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
                                          ret_cost), 0);
 }
 
-static int stage_prove(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                       enum lade_recipe recipe, struct lade_stage_program *ret_program)
+/* Prove the program of @one's stage: gathers begin early within @device_bytes; 0: just in time. */
+static int stage_prove(const struct one_layout *one, const struct lade_layout_job *job,
+                       const struct lade_layout *layout, uint64_t device_bytes, struct lade_stage_program *ret_program)
 {
   const struct lade_stage_params params = {
-      job, layout, micro_batch, {.layer = {.recipe = recipe}}, LADE_STAGE_PROOF};
+      job, layout, one->micro_batch, {.layer = {.recipe = one->recipe}, .device_bytes = device_bytes},
+      LADE_STAGE_PROOF};
   struct lade_error error;
   return lade_stage_program_make(&params, &error, ret_program);
 }
@@ -99,7 +101,7 @@ static void a_step_takes_the_time_of_its_program(void **state)
     struct lade_layout_cost cost;
     struct lade_stage_program program;
     costs_make(one, &job, &layout, &cost);
-    assert_int_equal(stage_prove(&job, &layout, one->micro_batch, one->recipe, &program), 0);
+    assert_int_equal(stage_prove(one, &job, &layout, 0, &program), 0);
     assert_int_equal(program.n_microbatches, LADE_MIN(3, one->batch / one->micro_batch));
     const double n = (double)(one->batch / one->micro_batch), steps = (double)program.n_microbatches;
     const double expected = (cost.step_ns - cost.skipped_ns - cost.update_ns) / n * steps + cost.update_ns;
@@ -119,6 +121,17 @@ static const struct one_layout replicas[] = {
     {"dp 64, zero 1 over 8", &gpt2, LAYOUT(.dp = 64, .zero = 1, .shard = 8), 256, 2, LADE_RECIPE_NONE},
     {"dp 64, zero 1 over 8, one microbatch", &gpt2, LAYOUT(.dp = 64, .zero = 1, .shard = 8), 256, 4, LADE_RECIPE_NONE},
     {"llama dp 64, zero 1 over 8, full", &llama, LAYOUT(.dp = 64, .zero = 1, .shard = 8), 1024, 8, LADE_RECIPE_FULL},
+    {"llama dp 8, zero 2", &llama, LAYOUT(.dp = 8, .zero = 2), 64, 4, LADE_RECIPE_NONE},
+    {"llama dp 8, zero 3", &llama, LAYOUT(.dp = 8, .zero = 3), 64, 4, LADE_RECIPE_NONE},
+    {"llama dp 8, zero 3, full", &llama, LAYOUT(.dp = 8, .zero = 3), 128, 8, LADE_RECIPE_FULL},
+    {"dp 64, zero 2", &gpt2, LAYOUT(.dp = 64, .zero = 2), 256, 2, LADE_RECIPE_NONE},
+    {"dp 64, zero 3 over 8", &gpt2, LAYOUT(.dp = 64, .zero = 3, .shard = 8), 256, 2, LADE_RECIPE_NONE},
+    {"dp 64, zero 2 over 8", &gpt2, LAYOUT(.dp = 64, .zero = 2, .shard = 8), 256, 2, LADE_RECIPE_NONE},
+    {"llama tp2 cut rows dp 16, zero 1", &llama, LAYOUT(.tp = 2, .dp = 16, .zero = 1, .is_sequence = true), 64, 4,
+     LADE_RECIPE_NONE},
+    {"llama tp2 cut rows dp 16, zero 2", &llama, LAYOUT(.tp = 2, .dp = 16, .zero = 2, .is_sequence = true), 64, 4,
+     LADE_RECIPE_NONE},
+    {"llama dp 64, zero 3", &llama, LAYOUT(.dp = 64, .zero = 3), 512, 4, LADE_RECIPE_FULL},
 };
 
 /* Sums over replicas run beside kernels in the program, and so in the layout's price, with shard groups too. */
@@ -131,7 +144,7 @@ static void a_replicas_step_takes_the_time_of_its_program(void **state)
     struct lade_layout_cost cost;
     struct lade_stage_program program;
     costs_make(one, &job, &layout, &cost);
-    assert_int_equal(stage_prove(&job, &layout, one->micro_batch, one->recipe, &program), 0);
+    assert_int_equal(stage_prove(one, &job, &layout, cluster.usable_device_bytes, &program), 0);
     const double expected = cost.step_ns - cost.skipped_ns;
     if (fabs((double)program.step_ns / expected - 1) > REPLICAS_ERROR)
       print_error("%s: the program takes %g ms, the layout %g\n", one->name, (double)program.step_ns / 1e6,
@@ -264,7 +277,7 @@ static void memory_is_near_that_of_the_proved_program(void **state)
     costs_make(one, &job, &layout, &cost);
     for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
       layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-      assert_int_equal(stage_prove(&job, &layout, one->micro_batch, one->recipe, &program), 0);
+      assert_int_equal(stage_prove(one, &job, &layout, 0, &program), 0);
       max = LADE_MAX(max, program.peak_bytes);
     }
     if (fabs((double)cost.peak_bytes / (double)max - 1) > 0.06)
@@ -280,7 +293,8 @@ static void a_short_list_has_the_peak_of_the_whole(void **state)
   static const struct lade_layout_params layouts[] = {
       LAYOUT(.pp = 4), LAYOUT(.pp = 4, .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 3),
       LAYOUT(.pp = 4, .schedule = LADE_SCHEDULE_ZBH1), LAYOUT(.pp = 4, .schedule = LADE_SCHEDULE_ZBH2),
-      LAYOUT(.pp = 2, .dp = 2, .zero = 2)};
+      LAYOUT(.pp = 2, .dp = 2, .zero = 2), LAYOUT(.pp = 2, .dp = 2, .zero = 3)};
+  const struct one_layout one = {.micro_batch = 1, .recipe = LADE_RECIPE_FULL};
   for (size_t i = 0; i < LADE_COUNT(layouts); i++) {
     struct lade_layout layout;
     struct lade_stage_program whole, cut;
@@ -290,8 +304,8 @@ static void a_short_list_has_the_peak_of_the_whole(void **state)
     const struct lade_layout_job more = job_of(&gpt2, 64 * dp), less = job_of(&gpt2, 32 * dp);
     for (int stage = 0; stage < lade_layout_size(&layout, LADE_AXIS_PP); stage++) {
       layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-      assert_int_equal(stage_prove(&more, &layout, 1, LADE_RECIPE_FULL, &cut), 0);
-      assert_int_equal(stage_prove(&less, &layout, 1, LADE_RECIPE_FULL, &whole), 0);
+      assert_int_equal(stage_prove(&one, &more, &layout, cluster.usable_device_bytes, &cut), 0);
+      assert_int_equal(stage_prove(&one, &less, &layout, cluster.usable_device_bytes, &whole), 0);
       assert_true(cut.n_microbatches <= 32);
       assert_true(cut.peak_bytes == whole.peak_bytes);
     }
@@ -331,7 +345,7 @@ static void named_stages_need_the_most_memory(void **state)
       struct lade_stage_program program;
       bool is_named = false;
       layout.rank = lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, stage);
-      assert_int_equal(stage_prove(&job, &layout, 1, one->recipe, &program), 0);
+      assert_int_equal(stage_prove(one, &job, &layout, 0, &program), 0);
       for (int k = 0; k < cost.n_stages; k++)
         is_named |= cost.stages[k] == stage;
       max = LADE_MAX(max, program.peak_bytes);
