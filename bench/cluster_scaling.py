@@ -4,7 +4,7 @@
 
 Usage: bench/cluster_scaling.py [--lade build/lade] [--out FILE]
 
-No constant was fitted to these runs; they show what a step pays for more replicas. Options say how the software ran
+No constant was fitted to these runs, but they led to the price of sums over the replicas of a shard group. They show what a step pays for more replicas. Options say how the software ran
 (HOW in bench/cluster.py); the last lines are the same runs by their layouts alone.
 """
 import argparse
@@ -30,10 +30,8 @@ SMALL = [("full", 512, 4, 1, 2963), ("full", 1024, 2, 1, 2341), ("full", 1024, 4
          ("none", 1024, 2, 1, 2346), ("none", 1024, 2, 2, 2817)]
 
 
-TEXT = ["The first predictions were off by 13.4 %, by layout alone 18.1 %. They showed that sums over the replicas of a shard",
-        "group run beside kernels, as in Lade's programs, where the price had them alone. Not priced: states over all of very",
-        "many replicas, whose time grows with their number; the reason is not published. Megatron-LM's does not grow so",
-        "(cluster-a100.md: 256 to 12,288 devices)."]
+TEXT = ["Not priced: states over all of very many replicas, whose time grows with their number; the reason is not published.",
+        "Megatron-LM's does not grow so (cluster-a100.md: 256 to 12,288 devices)."]
 
 
 def runs():
@@ -44,7 +42,7 @@ def runs():
             for i, rate in enumerate(rates):
                 yield group, recompute, 8 << i, tp, shard, micro, n_micro, rate
     for recompute, n, micro, n_micro, rate in SMALL:
-        yield "fewer tokens a step", recompute, n, 1, 8, micro, n_micro, rate
+        yield f"fewer tokens a step, recompute {recompute}", recompute, n, 1, 8, micro, n_micro, rate
 
 
 def report(planner, out, has_rows):
@@ -63,7 +61,7 @@ def report(planner, out, has_rows):
             out.append(f"| {group} | {n} | {micro} x {n_micro} | {seconds:.2f} s | {predicted:.2f} s | {percent(error)} |")
     groups["all"] = [error for errors in groups.values() for error in errors]
     how = "by layout alone" if planner.is_plain else "as they ran"
-    out += ["", f"| {how} | runs | geometric mean of errors | arithmetic mean of sizes, largest |", "|---|---|---|---|"]
+    out += ["", f"| {how} | runs | geometric mean of the ratios, less 1 | arithmetic mean of sizes, largest |", "|---|---|---|---|"]
     for group, errors in groups.items():
         mean, largest = (100 * size for size in summary(errors))
         out.append(f"| {group} | {len(errors)} | {percent(sum(errors) / len(errors))} | {mean:.1f} %, {largest:.1f} % |")
