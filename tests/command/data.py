@@ -224,7 +224,7 @@ def a_killed_run_leaves_nothing_that_trains():
     write("k.txt", TEXT * 2)
     for number in (signal.SIGKILL, signal.SIGTERM):
         job = subprocess.Popen([LADE, "data", "k.txt", "--tokenizer", "t.json", "-o", "k", "--processes", "1"],
-                               env={**ENVIRONMENT, "FAKE_SECONDS": "1"}, stderr=subprocess.PIPE, text=True)
+                               env={**ENVIRONMENT, "FAKE_SECONDS": "3"}, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and not glob.glob(".k.lade-data/train*"):
             time.sleep(0.01)
