@@ -347,7 +347,7 @@ static void a_steady_step_takes_nothing_from_the_driver(void **state)
   assert_int_equal(single.n_graphs, 0);
   assert_true(single.n_kernels > 0 && single.n_products > 0 && graphs.n_graphs > 0);
   /* Single ops of several launches are graphs, too: without those the bound would be a third. */
-  assert_true(4 * (graphs.n_kernels + graphs.n_products + graphs.n_graphs) < single.n_kernels + single.n_products);
+  assert_true(4 * (graphs.n_kernels + graphs.n_products + graphs.n_graphs) <= single.n_kernels + single.n_products);
 }
 
 static bool file_write(char *path, int n_suffix, const char *text)
