@@ -244,6 +244,38 @@ def numbers_decide_branches():
     assert lade.torch.digest(model, optimizer) == before and math.isfinite(1.0) and math.isfinite.__module__ == "math"
 
 
+def a_failed_check_raises_what_the_user_wrote():
+    """Also where its message has the text of a tensor, as those of torch.distributions have."""
+    model = net()
+    optimizer = adamw(model)
+
+    def train(x):
+        loss = model(x).square()
+        if not torch.isfinite(loss).all():
+            raise ArithmeticError(f"bad values: {loss}")
+        loss.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    train.__wrapped__ = train  # a circle of wrappers hides no refusal
+    step = lade.torch.step(train, model, optimizer, "100%", audit=False)
+    step(X)
+    before = lade.torch.digest(model, optimizer)
+    refused(ArithmeticError, lambda: step(X * float("nan")), "bad values")
+    assert lade.torch.digest(model, optimizer) == before
+
+    def told(x):
+        loss = model(x).square()
+        if not torch.isfinite(loss).all():
+            str(loss)
+            return
+        loss.mean().backward()
+        optimizer.step()
+    told.__wrapped__ = told
+    step = lade.torch.step(told, model, optimizer, "100%", audit=False)
+    step(X)
+    refused(lade.CannotCapture, lambda: step(X * float("nan")), "print or log it", "computed_numbers.py")
+
+
 def numbers_are_operands_of_tensors():
     def scaled(model, loss):
         for p in model.parameters():
@@ -342,7 +374,7 @@ def other_uses_are_refused():
             "new_zeros": lambda m, loss: loss.new_zeros((m[0].weight.detach() > 0.2).sum().item(), 2),
             "half": lambda m, loss: loss.detach().bfloat16() * loss.item(), "{loss.item(): 1}": lambda m, loss: {loss.item(): 1},
             "print(loss)": lambda m, loss: print(loss), "%s": lambda m, loss: logging.warning("%s", loss), "%f": lambda m, loss:
-            logging.warning("%f", loss.item()), "caught": caught, "type": lambda m, loss: type(loss.item())}
+            logging.warning("%f", loss.item()), "%.4f": lambda m, loss: logging.warning("%.4f", loss), "caught": caught, "type": lambda m, loss: type(loss.item())}
     for name, use in uses.items():
         model = net()
         before = lade.torch.digest(model)
@@ -351,7 +383,7 @@ def other_uses_are_refused():
         assert "computed_numbers.py" in fault.line, (name, fault)
         words = {"kept": "adds the number of .item() to kept; return it, and add it after", "json": "call the function after",
                  "new_zeros": "give a size as int(n)", "str()": "print or log it", "print(loss)": "print or log it",
-                 "%s": "print or log it", "type": "returns the type"}.get(name, "")
+                 "%s": "print or log it", "%f": "after the step", "%.4f": "print or log it", "type": "returns the type"}.get(name, "")
         assert words in str(fault) and lade.torch.digest(model) == before and not kept, (name, fault)
     fault = refused_use(lambda m, loss: KEPT.kept.append(loss.item()))
     assert "keeps the number of .item() in Python" in str(fault) and "computed_numbers.py" in fault.line, fault
@@ -382,6 +414,6 @@ if __name__ == "__main__":
     else:
         assert "computed_numbers.py" in refused_use(lambda m, loss: float(loss)).line
     for test in (numbers_are_returned, sums_are_pythons, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
-                 numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
+                 a_failed_check_raises_what_the_user_wrote, numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
                  other_uses_are_refused):
         test()

@@ -112,11 +112,15 @@ class Branches(TorchFunctionMode):
             if self.watch.knows(asked[0]):
                 return format(asked[0].item(), *args[1:])
         if func in _TEXTS and isinstance(asked[0], FakeTensor):
-            self.refuse("the step makes text of a tensor; return the tensor, and print or log it after the step", "value of a tensor")
+            fault = self._refused("the step makes text of a tensor; return the tensor, and print or log it after the step",
+                                  "value of a tensor")
+            if not (self.forced and asked[0].dim()):  # such a branch may be that of a check, which raises with the text
+                raise fault
         if func is _T.item and self._is_computed(asked[0]):
             return numbers.ComputedNumber(self, *self._snapshot(asked[0]))
         if func is _T.__float__ and self._is_computed(asked[0]):
-            raise CannotCapture("float() of a computed value is called where its call is not seen; write .item() instead", "float()")
+            self.refuse("float() of a computed value is called where its call is not seen; return the tensor, and print or log it "
+                        "after the step, or write .item() instead", "float()")
         if numbers.is_among(asked):
             args, kwargs = numbers.with_tensors(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
@@ -129,8 +133,12 @@ class Branches(TorchFunctionMode):
 
     def refuse(self, text, op):
         """Raise CannotCapture with the user's line. The capture fails by it even if that code goes on."""
+        raise self._refused(text, op)
+
+    def _refused(self, text, op):
+        """Return CannotCapture with the user's line, by which a capture fails that ends."""
         self.refusal = self.refusal or CannotCapture(text, op, self.line_of())
-        raise self.refusal
+        return self.refusal
 
     def _is_computed(self, tensor):
         """True for one number that neither constants nor arguments decide."""

@@ -234,7 +234,12 @@ def calling_line():
 
 def line_of(fn):
     """Return "file:line: in name()" of a function's definition, or None."""
-    code = getattr(inspect.unwrap(getattr(fn, "func", fn)), "__code__", None)
+    fn = fn.func if isinstance(fn, functools.partial) else fn
+    try:
+        fn = inspect.unwrap(fn)
+    except ValueError:  # its wrappers are a circle
+        pass
+    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}: in {code.co_name}()" if code is not None else None
 
 
