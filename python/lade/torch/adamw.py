@@ -288,8 +288,8 @@ class _Shared:
             self.adam = None
 
     def moments_of(self, param, weight):
-        """Return new state for a parameter. In memory stays small state, and that of a parameter outside of the optimizer
-        (a priced one)."""
+        """Return new state for a parameter. It is in memory if it is small, or if the optimizer lacks the parameter (a
+        priced one)."""
         number = self.numbers.get(id(param))
         if number is not None and self.store_dir and self.store is None:
             self._store_open()
@@ -309,6 +309,8 @@ class _Shared:
     def run(self, updates):
         """Run updates of parameters; those whose state is on the store stream through the ring, in order."""
         away = []
+        if self.store_dir:  # all begin before one changes: a state without room on the drive leaves the parameters as they are
+            updates = list(updates)
         for update in updates:
             if update.moments.owner.store is None:
                 for piece in update.moments.pieces:
