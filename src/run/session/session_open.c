@@ -237,8 +237,8 @@ static int kernels_open(lade_session *s, struct lade_error *error)
 static int gelu_choose(lade_session *s, struct lade_error *error)
 {
   struct lade_machine machine = {.is_unified = true};
-  const bool is_first = lade_rank_group_is_first(&s->group);
-  int status = s->params.machine && is_first ? lade_machine_get(s->params.machine, error, &machine) : 0;
+  const bool is_waiting = s->group.world && !lade_rank_group_is_first(&s->group);
+  int status = s->params.machine && !is_waiting ? lade_machine_get(s->params.machine, error, &machine) : 0;
   machine.is_unified = machine.is_unified && !s->params.is_gpu;
   int64_t fuses = lade_machine_fuses_gelu(&machine, s->params.dtype);
   status = lade_rank_group_vote(&s->group, status, error);
