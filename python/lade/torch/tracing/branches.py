@@ -114,7 +114,7 @@ class Branches(TorchFunctionMode):
         if func in _TEXTS and isinstance(asked[0], FakeTensor):
             fault = self._refused("the step makes text of a tensor; return the tensor, and print or log it after the step",
                                   "value of a tensor")
-            if not (self.forced and asked[0].dim()):  # such a branch may be that of a check, which raises with the text
+            if not asked[0].dim():  # texts of more values are those of checks, too: what such a check raises comes first
                 raise fault
         if func is _T.item and self._is_computed(asked[0]):
             return numbers.ComputedNumber(self, *self._snapshot(asked[0]))
