@@ -142,23 +142,36 @@ static bool embed_fwd_build(struct call *call, int i_shape)
 
 /*
  * Rows of so few tokens that each has several pieces, and runs end and begin anywhere. Every other shape has ten more
- * tokens.
+ * tokens. Each in one dtype, because a fake GPU takes seconds for them.
  */
-static const struct {
+static const struct frequent_shape {
+  enum lade_dtype dtype;
   struct shape shape;
   int64_t vocabulary;
-} frequent_shapes[] = {{{800, 8}, 1}, {{450, 24}, 3}, {{900, 5}, 3}, {{300, 17}, 2}};
+} frequent_shapes[] = {{LADE_F32, {800, 8}, 1}, {LADE_BF16, {450, 24}, 3}, {LADE_BF16, {900, 5}, 3},
+                       {LADE_F16, {300, 17}, 2}, {LADE_F64, {450, 24}, 3}};
+
+/* Return the shape number @at of those in @dtype, or NULL. */
+static const struct frequent_shape *frequent_shape_get(enum lade_dtype dtype, int at)
+{
+  for (int i = 0; i < (int)LADE_COUNT(frequent_shapes) && at >= 0; i++) {
+    if (frequent_shapes[i].dtype == dtype && at-- == 0)
+      return &frequent_shapes[i];
+  }
+  return NULL;
+}
 
 static bool embed_bwd_build(struct call *call, int i_shape)
 {
   struct lade_embed_bwd_args *a = (void *)&call->args;
   struct shape s;
   enum lade_dtype accumulator = accumulator_of(call->dtype);
-  const int i_frequent = call->is_bench ? -1 : i_shape / 2 - (int)LADE_COUNT(shapes);
+  const struct frequent_shape *frequent =
+      call->is_bench ? NULL : frequent_shape_get(call->dtype, i_shape / 2 - (int)LADE_COUNT(shapes));
   int64_t vocabulary = call->is_bench ? 256 : 13;
-  if (i_frequent >= 0 && i_frequent < (int)LADE_COUNT(frequent_shapes)) {
-    s = frequent_shapes[i_frequent].shape;
-    vocabulary = frequent_shapes[i_frequent].vocabulary;
+  if (frequent) {
+    s = frequent->shape;
+    vocabulary = frequent->vocabulary;
   } else if (!shape_get(call, i_shape / 2, &s)) {
     return false;
   }

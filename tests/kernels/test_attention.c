@@ -361,10 +361,15 @@ static void every_form_of_scores_is_right(void **state)
       {.has_sinks = true}, {.alibi = 8},
       {.scale = 0.4f, .softcap = 3, .alibi = 8, .is_rounded = true, .window = 50, .document = 70, .has_sinks = true}};
   const struct size form_sizes[] = {{1, 1, 1, 1, 1}, {2, 97, 4, 2, 33}, {1, 200, 2, 1, 64}, {2, 301, 1, 1, 16}};
-  for (size_t f = 0; f < LADE_COUNT(forms); f++)
-    for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
-      for (size_t s = 0; s < LADE_COUNT(form_sizes); s++)
-        form_check(dtypes[d], form_sizes[s], f % 2 ? drop : (struct lade_drop){0}, RANDOM, forms[f]);
+  for (size_t f = 0; f < LADE_COUNT(forms); f++) {
+    for (size_t d = 0; d < LADE_COUNT(dtypes); d++) {
+      for (size_t s = 0; s < LADE_COUNT(form_sizes); s++) {
+        const bool is_long = form_sizes[s].seq_len >= 200; /* in one dtype, because a fake GPU takes seconds for them */
+        if (!is_long || (f + s) % LADE_COUNT(dtypes) == d)
+          form_check(dtypes[d], form_sizes[s], f % 2 ? drop : (struct lade_drop){0}, RANDOM, forms[f]);
+      }
+    }
+  }
   form_check(LADE_BF16, (struct size){1, 160, 2, 1, 128}, drop, RANDOM, forms[LADE_COUNT(forms) - 1]);
   form_check(LADE_F16, (struct size){1, 160, 1, 1, 128}, (struct lade_drop){0}, RANDOM, forms[LADE_COUNT(forms) - 1]);
 }

@@ -3,14 +3,15 @@
 """Ranks on a GPU each, over the fakes for the driver and for NCCL.
 ranks: shards, parts of layers and stages have the losses of one rank on a host, and the same bits at any budget; NCCL's
 errors are reported, and all its memory is taken before a budget is made. Stages on two nodes send in parts.
-layouts: the same in more layouts of four ranks; every schedule of a pipeline.
+layouts: the same in more layouts of four ranks; every schedule of a pipeline. brief: as ranks, without nodes and with
+fewer channels, where code is slow because it is instrumented.
 Streams share the driver's hardware channels, of which the command asks for as many as there can be. Each schedule also
 runs with one channel for all streams of a process, in which the fake runs work in the order of submission.
 dtypes: some of them with BF16 and FP16, of both families.
 seats: each rank has a GPU, or a slice of one, of its own, however GPUs are made visible; one line if it cannot have
 one.
 
-Usage: train_ranks.py LADE PLUGIN FAKES KERNELS ranks|layouts|dtypes|seats
+Usage: train_ranks.py LADE PLUGIN FAKES KERNELS ranks|brief|layouts|dtypes|seats
 """
 import json
 import os
@@ -70,18 +71,16 @@ def refused(code, words, line, **more):
 
 GPUS = ["--device", "cuda:0"]
 SOME = ["--dp 4 --shard 2 --zero 3", "--tp 2 --pp 2"]
-MORE = ["--dp 4", "--dp 4 --zero 1", "--dp 4 --zero 2", "--dp 4 --zero 3", "--dp 4 --shard 2 --zero 1",
-        "--dp 4 --shard 2 --zero 2", "--tp 2 --dp 2", "--tp 2 --dp 2 --zero 1", "--tp 2 --dp 2 --zero 2",
-        "--tp 2 --dp 2 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --sequence-parallel --pp 2",
-        "--pp 2 --dp 2", "--pp 2 --dp 2 --zero 1", "--pp 2 --dp 2 --zero 2", "--pp 2 --dp 2 --zero 3",
-        "--pp 2 --dp 2 --schedule gpipe", "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
+# Every pair of axes, and every stage of ZeRO alone and beside one of them; ranks on a host train in all layouts.
+MORE = ["--dp 4", "--dp 4 --zero 1", "--dp 4 --zero 3", "--dp 4 --shard 2 --zero 2", "--tp 2 --dp 2 --zero 1",
+        "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --sequence-parallel --pp 2", "--pp 2 --dp 2",
+        "--pp 2 --dp 2 --zero 3", "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
 SCHEDULES = ["1f1b", "gpipe", "zbh1", "zbh2", "interleaved --virtual-stages 2"]
 LLAMA = ["--model", "./llama.json", "--dtype", "fp32"]
 # Models, dtypes, and the largest relative distance of a loss from one host rank's, as in train.py.
 DTYPES = [(["--model", "./tiny.json", "--dtype", "bf16"], 2e-3), (["--model", "./llama.json", "--dtype", "bf16"], 2e-3),
           (["--model", "./llama.json", "--dtype", "fp16"], 2e-3)]
-MIXED = ["--dp 4 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --pp 2",
-         "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
+MIXED = ["--tp 2 --sequence-parallel --dp 2 --zero 3", "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
 
 
 def layout_verify(layout, one, model=MODEL, bound=1e-5):
@@ -145,11 +144,11 @@ if sys.argv[5] != "seats":
     require(len(alone["losses"]) == 2, "steps are missing", alone)
     for layout in MORE if sys.argv[5] == "layouts" else SOME:
         layout_verify(layout, alone)
-    for schedule in SCHEDULES if sys.argv[5] == "layouts" else ["interleaved --virtual-stages 2"]:
+    for schedule in {"layouts": SCHEDULES, "ranks": ["interleaved --virtual-stages 2"], "brief": []}[sys.argv[5]]:
         nodes_verify(schedule)
     if sys.argv[5] == "layouts":
         channel_verify(SCHEDULES, [])
-    channel_verify(SCHEDULES if sys.argv[5] == "layouts" else ["1f1b"], ["--tp", "2"])
+    channel_verify(SCHEDULES if sys.argv[5] == "layouts" else ["1f1b"], [] if sys.argv[5] == "brief" else ["--tp", "2"])
     refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
             LADE_FAKE_NCCL="fail=ncclAllReduce,nth=4,rank=1")
     refused(5, "unhandled cuda error", command(2, *GPUS, "--dp", "2"), LADE_FAKE_NCCL="connect=1048576,rank=1")
