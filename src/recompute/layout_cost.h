@@ -123,6 +123,9 @@ bool lade_software_is_early_fsdp(const struct lade_layout_job *job, enum lade_so
 /* True if ZeRO 3's gathers of the backward half run beside no kernel. */
 bool lade_software_gathers_late(const struct lade_layout_job *job, enum lade_software software);
 
+/* True if sums over replicas of shard groups have a queue of their own; false: that of gathers and scatters. */
+bool lade_software_sums_apart(enum lade_software software);
+
 /* True if gathered parameters and gradients to be scattered are copied out of and into one flat buffer. */
 bool lade_software_copies_flat(enum lade_software software);
 

@@ -96,6 +96,11 @@ bool lade_software_gathers_late(const struct lade_layout_job *job, enum lade_sof
   return job->gathers_late || lade_software_is_early_fsdp(job, software);
 }
 
+bool lade_software_sums_apart(enum lade_software software)
+{
+  return software == LADE_SOFTWARE_FSDP;
+}
+
 bool lade_software_copies_flat(enum lade_software software)
 {
   return software == LADE_SOFTWARE_FSDP;

@@ -138,6 +138,18 @@ static void a_group_pays_for_the_levels_that_it_crosses(void **state)
   assert_true(gather_of(&cluster, 64, 8).latency_ns > gather_of(&cluster, 8, 1).latency_ns);
 }
 
+static void a_groups_level_is_the_outermost_that_it_crosses(void **state)
+{
+  const struct lade_cluster cluster = preset_get("dgx-a100-80g");
+  assert_int_equal(lade_cluster_group_level(&cluster, 1, 1), -1);
+  assert_int_equal(lade_cluster_group_level(&cluster, 1, 64), -1);
+  assert_int_equal(lade_cluster_group_level(&cluster, 8, 1), 0);
+  assert_int_equal(lade_cluster_group_level(&cluster, 4, 2), 0);
+  assert_int_equal(lade_cluster_group_level(&cluster, 4, 4), 1);
+  assert_int_equal(lade_cluster_group_level(&cluster, 16, 1), 1);
+  assert_int_equal(lade_cluster_group_level(&cluster, 2, 8), 1);
+}
+
 static void sums_over_many_nodes_go_along_trees(void **state)
 {
   const struct lade_cluster cluster = preset_get("dgx-a100-80g");
@@ -208,6 +220,7 @@ int main(void)
       cmocka_unit_test(wrong_files_are_refused_with_the_field),
       cmocka_unit_test(an_unknown_name_lists_the_presets),
       cmocka_unit_test(a_group_pays_for_the_levels_that_it_crosses),
+      cmocka_unit_test(a_groups_level_is_the_outermost_that_it_crosses),
       cmocka_unit_test(sums_over_many_nodes_go_along_trees),
       cmocka_unit_test(sums_in_the_switch_help_inside_it_alone),
       cmocka_unit_test(an_exchange_crosses_levels_by_the_members_behind_them),

@@ -63,7 +63,7 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
   params.n_kv_heads = one->model->n_kv_heads;
   assert_int_equal(lade_layout_init(&params, &error, ret_layout), 0);
   const struct lade_share_key key = {lade_layout_size(ret_layout, LADE_AXIS_TP), params.is_sequence, one->micro_batch,
-                                     one->recipe};
+                                     one->recipe, job->software};
   assert_int_equal(lade_share_cost_make(job, &key, &error, &share), 0);
   assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, LADE_TIER_DEVICE, &share, &error,
                                          ret_cost), 0);
@@ -150,6 +150,43 @@ static void a_replicas_step_takes_the_time_of_its_program(void **state)
       print_error("%s: the program takes %g ms, the layout %g\n", one->name, (double)program.step_ns / 1e6,
                   expected / 1e6);
     assert_true(fabs((double)program.step_ns / expected - 1) <= REPLICAS_ERROR);
+  }
+}
+
+/*
+ * Sums over the replicas of shard groups hide in the time that gathers and scatters leave to their queue. With a queue
+ * of their own they hide beside the whole backward half, unless gathers and scatters fill the same links.
+ */
+static void sums_over_replicas_hide_in_the_time_that_is_left(void **state)
+{
+  static const struct {
+    enum lade_software software;
+    int shard;
+    int64_t micro_batch;
+    double exposed_min, exposed_max; /* of the sums' time */
+  } cases[] = {{LADE_SOFTWARE_LADE, 8, 4, 0.5, 0.65}, {LADE_SOFTWARE_FSDP, 8, 4, 0.1, 0.2},
+               {LADE_SOFTWARE_FSDP, 16, 2, 0.97, 1.03}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    const double n = 64.0 / cases[i].shard;
+    double grad_ns[2];
+    for (int has_replicas = 0; has_replicas < 2; has_replicas++) {
+      const int dp = has_replicas ? 64 : cases[i].shard;
+      const struct one_layout one = {"", &llama, LAYOUT(.dp = dp, .zero = 3, .shard = cases[i].shard),
+                                     dp * cases[i].micro_batch, cases[i].micro_batch, LADE_RECIPE_NONE};
+      struct lade_layout_job job = job_of(one.model, one.batch);
+      struct lade_layout layout;
+      struct lade_layout_cost cost;
+      job.software = cases[i].software;
+      costs_make(&one, &job, &layout, &cost);
+      grad_ns[has_replicas] = cost.grad_ns;
+    }
+    struct lade_transfer_price gather, sum;
+    lade_cluster_group_price(&cluster, (int)n, cases[i].shard, &gather, &sum);
+    const double bytes = 2 * sizeof(float) * (double)lade_model_n_params(&llama) / cases[i].shard * (n - 1) / n;
+    const double share = (grad_ns[1] - grad_ns[0]) / (bytes * sum.ns_per_byte);
+    if (share < cases[i].exposed_min || share > cases[i].exposed_max)
+      print_error("case %zu: %g of the sums over replicas is exposed\n", i, share);
+    assert_true(share >= cases[i].exposed_min && share <= cases[i].exposed_max);
   }
 }
 
@@ -648,6 +685,7 @@ int main(void)
       cmocka_unit_test(separate_products_sum_their_input_gradients),
       cmocka_unit_test(a_step_takes_the_time_of_its_program),
       cmocka_unit_test(a_replicas_step_takes_the_time_of_its_program),
+      cmocka_unit_test(sums_over_replicas_hide_in_the_time_that_is_left),
       cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),
       cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),
