@@ -97,6 +97,10 @@ static void wrong_files_are_refused_with_the_field(void **state)
        "\"latency_ns\": 1}, {\"name\": \"b\", \"devices\": 14, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
        "levels[0].devices is 7: neither whole nodes"},
       {"{\"preset\": \"dgx-h100\", \"name\": \"red\\u001b[31m\"}", "printable"},
+      {"{\"nodes\": 2}", "name is missing"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
+       "\"latency_ns\": 1}, {\"name\": \"a\", \"devices\": 16, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
+       "levels[1].name is \"a\""},
       {"{\"name\": \"x\"}", "nodes"},
   };
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
