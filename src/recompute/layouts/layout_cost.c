@@ -324,6 +324,7 @@ static int times_fill(const struct layout_sum *sum, bool is_bound, struct lade_l
   free(pieces);
   core->span_ns = times.span_ns;
   core->busy_ns = times.busy_ns;
+  core->stage_span_ns = times.stage_span_ns;
   return status;
 }
 
@@ -693,6 +694,7 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
   cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout) +
                  flat_copies_ns(job, core, layout);
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
+  cost.own_bubble = 1 - core->busy_ns / core->stage_span_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;
   const struct lade_unit_cost *layer = &core->share->layer;
   const double unhidden_ns = lade_schedule_is_split(&core->pipeline) ? layer->unhidden_ns : 0;
