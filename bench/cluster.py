@@ -175,8 +175,8 @@ TITAN = [("dgx-h100", "llama3-8b", 8192, 1, 8, 2, "selective", "compiled", 6667)
          ("dgx-a100-80g", "70b", 4096, 1, 64, 1, "selective", "not compiled", 355),
          ("dgx-a100-80g", "70b", 4096, 1, 64, 2, "full", "not compiled", 353)]
 
-# Llama 2 of IBM's fms-fsdp on 128 A100, not compiled (--eager), gradients summed in BF16: model, rows of a device,
-# options, tokens a second of a device. Sizes are width, hidden width, layers, heads, KV heads.
+# Llama 2 of IBM's fms-fsdp on 128 A100 with 400 Gb/s a node ("Maximizing training throughput using PyTorch FSDP"), eager,
+# gradients in BF16: model, rows and options, tokens a second of a device. Sizes: width, hidden width, layers, heads, KV heads.
 LLAMA2 = {"7b": (4096, 11008, 32, 32, 32), "13b": (5120, 13824, 40, 40, 40), "34b": (8192, 22016, 48, 64, 8),
           "70b": (8192, 28672, 80, 64, 8), "30b": (6656, 17920, 60, 52, 52), "65b": (8192, 22016, 80, 64, 64)}
 FMS = [("7b", 2, "--shard 8 --recompute none", 3760), ("13b", 1, "--shard 8 --recompute none", 1700),
@@ -595,10 +595,10 @@ def titan_report(planner, out):
 
 def fms_report(planner, out):
     for size, rows, how, tokens in FMS:
-        found = planner.plan("dgx-a100-80g", planner.llama_file(size), [
+        found = planner.plan(planner.with_ports(6.25e9), planner.llama_file(size), [
             "--dp", "128", "--batch", str(128 * rows), "--micro-batch", str(rows), "--seq", "4096", "--zero", "3",
             "--grad-reduce", "bf16", "--eager", *how.split()])
-        seconds_row(out, "dgx-a100-80g", f"Llama 2 {size}, dp 128, micro-batch {rows}, {how[2:]}; fms-fsdp",
+        seconds_row(out, "dgx-a100-80g", f"Llama 2 {size}, dp 128, micro-batch {rows}, {how[2:]}; fms-fsdp, 400 Gb/s a node",
                     rows * 4096 / tokens, found["all_ranks_step_seconds"])
 
 

@@ -166,6 +166,17 @@ static bool text_read(const json_t *value, char *ret_text, size_t text_bytes)
   return true;
 }
 
+/* Read the name of @object into @ret_name of @size bytes. */
+static int name_read(const struct object_fields *known, const json_t *object, size_t size, char *ret_name,
+                     struct lade_error *error)
+{
+  const json_t *value = json_object_get(object, "name");
+  if (text_read(value, ret_name, size))
+    return 0;
+  return lade_error_set(error, -EINVAL, "%s: %sname is %s: expected 1 to %zu printable bytes", known->where,
+                        known->prefix, value ? lade_json_echo(value).text : "missing", size - 1);
+}
+
 static int level_read(const char *where, int at, const json_t *object, struct lade_cluster_level *ret_level,
                       struct lade_error *error)
 {
@@ -176,9 +187,8 @@ static int level_read(const char *where, int at, const json_t *object, struct la
   if (!json_is_object(object))
     return lade_error_set(error, -EINVAL, "%s: levels[%d] is no object", where, at);
   int status = unknown_refuse(&known, object, error);
-  if (!status && !text_read(json_object_get(object, "name"), ret_level->name, sizeof(ret_level->name)))
-    status = lade_error_set(error, -EINVAL, "%s: %sname: expected 1 to %d printable bytes", where, prefix,
-                            LADE_LEVEL_NAME_BYTES - 1);
+  if (!status)
+    status = name_read(&known, object, sizeof(ret_level->name), ret_level->name, error);
   return status ? status : fields_read(&known, object, false, ret_level, error);
 }
 
@@ -233,14 +243,13 @@ int lade_cluster_from_json(const json_t *object, const char *where, struct lade_
   const struct object_fields known = {where, "", cluster_fields, LADE_COUNT(cluster_fields), others};
   int status = unknown_refuse(&known, object, error);
   const json_t *preset = json_object_get(object, "preset"), *device = json_object_get(object, "device");
-  const json_t *levels = json_object_get(object, "levels"), *name = json_object_get(object, "name");
+  const json_t *levels = json_object_get(object, "levels");
   if (!status && preset && (!json_is_string(preset) ||
                             lade_cluster_preset(json_string_value(preset), &why, &cluster)))
     return lade_error_set(error, -EINVAL, "%s: preset: %s", where,
                           json_is_string(preset) ? why.text : "expected a cluster's name");
-  if (!status && (name || !preset) && !text_read(name, cluster.name, sizeof(cluster.name)))
-    return lade_error_set(error, -EINVAL, "%s: name: expected 1 to %d printable bytes", where,
-                          LADE_MACHINE_NAME_BYTES - 1);
+  if (!status && (json_object_get(object, "name") || !preset))
+    status = name_read(&known, object, sizeof(cluster.name), cluster.name, error);
   if (!status)
     status = fields_read(&known, object, preset != NULL, &cluster, error);
   if (!status && (device || !preset))
@@ -269,6 +278,11 @@ static int levels_check(const struct lade_cluster *cluster, const char *where, s
       return lade_error_set(error, -EINVAL, "%s: levels[%d].devices is %lld: neither whole nodes of "
                             "devices_per_node %lld nor an even part of one", where, i, (long long)level->n_devices,
                             (long long)cluster->n_node_devices);
+    for (int j = 0; j < i; j++) {
+      if (strcmp(cluster->levels[j].name, level->name) == 0)
+        return lade_error_set(error, -EINVAL, "%s: levels[%d].name is \"%s\", the name of levels[%d]: expected another",
+                              where, i, level->name, j);
+    }
     inner = level->n_devices;
   }
   if (inner < n_devices)

@@ -91,6 +91,9 @@ bool lade_cluster_sends_scattered(const struct lade_cluster *cluster, const stru
 void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int64_t stride,
                               struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum);
 
+/* Return the outermost level that a group of @size ranks with @stride crosses; -1: none. */
+int lade_cluster_group_level(const struct lade_cluster *cluster, int size, int64_t stride);
+
 /* Price an all-to-all of a group, per byte that a rank has for all members, itself included. */
 void lade_cluster_exchange_price(const struct lade_cluster *cluster, int size, int64_t stride,
                                  struct lade_transfer_price *ret_price);

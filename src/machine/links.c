@@ -58,6 +58,17 @@ void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int6
   *ret_sum = (struct lade_transfer_price){(int64_t)(2 * fmin(ring_ns, tree_ns)), ns_per_byte / gain};
 }
 
+int lade_cluster_group_level(const struct lade_cluster *cluster, int size, int64_t stride)
+{
+  int level = cluster->n_levels - 1;
+  for (; level >= 0; level--) {
+    const double inside = level ? members_within(size, stride, cluster->levels[level - 1].n_devices) : 1;
+    if (members_within(size, stride, cluster->levels[level].n_devices) > inside)
+      break;
+  }
+  return level;
+}
+
 /*
  * Members send to all others at once, each over its own links. The part of a rank's bytes that is for members of other
  * domains crosses their level, and the slowest level decides.

@@ -123,6 +123,9 @@ bool lade_software_is_early_fsdp(const struct lade_layout_job *job, enum lade_so
 /* True if ZeRO 3's gathers of the backward half run beside no kernel. */
 bool lade_software_gathers_late(const struct lade_layout_job *job, enum lade_software software);
 
+/* True if sums over replicas of shard groups have a queue of their own; false: that of gathers and scatters. */
+bool lade_software_sums_apart(enum lade_software software);
+
 /* True if gathered parameters and gradients to be scattered are copied out of and into one flat buffer. */
 bool lade_software_copies_flat(enum lade_software software);
 
@@ -195,6 +198,7 @@ int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_piece
 struct lade_layout_cost {
   double step_ns;
   double bubble;             /* share of the step in which the busiest stage waits for other stages */
+  double own_bubble;         /* the same share of the longest time from a stage's first half to its last */
   double exposed;            /* share of the step in which computing waits for collectives */
   double grad_ns, update_ns; /* of step_ns: exposed sums of gradients and gathers; the update */
   double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */
@@ -226,6 +230,7 @@ struct lade_layout_core {
   const struct lade_share_cost *share;
   struct lade_pipeline pipeline;
   double span_ns, busy_ns;         /* of the pipeline, and of its busiest stage */
+  double stage_span_ns;            /* as lade_schedule_times has it */
   double n_layers;                 /* of the first stage */
   double forward_ns, backward_ns;  /* of a microbatch there, over its chunks */
   double gather_ns;                /* of both halves of a microbatch: gathers of a middle stage's scattered inputs */

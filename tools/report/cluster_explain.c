@@ -226,9 +226,11 @@ static void pipeline_explain(const struct cluster_plan *plan, FILE *file)
     return;
   }
   fprintf(file, "Pipeline. %d stages under %s take %g microbatches of a replica; the fullest stage idles %.3g %% of "
-          "the step. 1F1B idles (p - 1) / m = %.3g of its work, %d chunks a stage divide that by %d. A larger batch, "
-          "smaller microbatches or fewer stages make it smaller.\n", p, lade_schedule_name(plan->layout.schedule), m,
-          100 * plan->cost.bubble, (p - 1) / m, plan->layout.virtual_stages, plan->layout.virtual_stages);
+          "the step, and %.3g %% of the time from a stage's first half to its last (Qi et al.). 1F1B idles "
+          "(p - 1) / m = %.3g of its work, %d chunks a stage divide that by %d. A larger batch, smaller microbatches "
+          "or fewer stages make it smaller.\n", p, lade_schedule_name(plan->layout.schedule), m,
+          100 * plan->cost.bubble, 100 * plan->cost.own_bubble, (p - 1) / m, plan->layout.virtual_stages,
+          plan->layout.virtual_stages);
 }
 
 static void data_explain(const struct cluster_plan *plan, FILE *file)

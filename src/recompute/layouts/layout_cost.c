@@ -8,7 +8,9 @@
  *
  *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
  *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum. With shard
- *              groups the sums of blocks over their replicas run beside the last one's too
+ *              groups the sums of blocks over their replicas run beside the last one's too, in the time that its
+ *              scatters and gathers leave: they share a queue. FSDP has another stream for sums, and these wait for
+ *              other collectives only where both cross the same level of the cluster
  *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
  *              for each microbatch, beside the computing of the layer before. A job may gather late, like FSDP with
  *              BACKWARD_POST, but unlike Lade: in the backward half nothing is computed beside a gather
@@ -110,6 +112,12 @@ static void axis_price(const struct lade_layout_job *job, const struct lade_layo
                            ret_sum);
 }
 
+/* Return the level whose links the collectives on @axis of @layout fill. */
+static int axis_level(const struct lade_layout_job *job, const struct lade_layout *layout, enum lade_axis axis)
+{
+  return lade_cluster_group_level(job->cluster, layout->mesh.axes[axis].size, layout->mesh.axes[axis].stride);
+}
+
 /* Return the time of @n collectives in which a rank sends @bytes together in a ring. */
 static double rings_ns(const struct lade_transfer_price *price, double n, double bytes)
 {
@@ -202,9 +210,12 @@ static double grads_exposed(const struct lade_layout_job *job, const struct lade
   else
     exposed_ns += overlap_ns(scatter_ns, core->backward_ns, hidden);
   if (dp > shard) { /* sums of blocks over the replicas of a shard group, each behind its block's last scatter */
+    const bool is_apart = lade_software_sums_apart(core->share->software) &&
+                          axis_level(job, layout, LADE_AXIS_SHARD) != axis_level(job, layout, LADE_AXIS_REPLICATE);
+    const double filled_ns = scatter_ns + (zero == LADE_ZERO_MAX ? gather_ns - late_ns : 0);
     axis_price(job, layout, LADE_AXIS_REPLICATE, &unused, &sum);
     exposed_ns += overlap_ns(rings_ns(&sum, n, 2 * grad_bytes / shard * ring_share(dp / shard)),
-                             LADE_MAX(core->backward_ns - scatter_ns, 0), hidden);
+                             LADE_MAX(core->backward_ns - (is_apart ? 0 : filled_ns), 0), hidden);
   }
   return exposed_ns;
 }
@@ -313,6 +324,7 @@ static int times_fill(const struct layout_sum *sum, bool is_bound, struct lade_l
   free(pieces);
   core->span_ns = times.span_ns;
   core->busy_ns = times.busy_ns;
+  core->stage_span_ns = times.stage_span_ns;
   return status;
 }
 
@@ -682,6 +694,7 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
   cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout) +
                  flat_copies_ns(job, core, layout);
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
+  cost.own_bubble = 1 - core->busy_ns / core->stage_span_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;
   const struct lade_unit_cost *layer = &core->share->layer;
   const double unhidden_ns = lade_schedule_is_split(&core->pipeline) ? layer->unhidden_ns : 0;

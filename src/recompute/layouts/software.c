@@ -18,7 +18,7 @@
  *                 their gradients after the last microbatch alone (torch.distributed.pipelining). Gathered parameters
  *                 and gradients are copied between tensors and flat buffers (fully_shard). Full recompute stops at the
  *                 last value that the backward half reads, so the last product does not run again (checkpoint's early
- *                 stop, PyTorch 2.1)
+ *                 stop, PyTorch 2.1). Sums over the replicas of shard groups have a stream of their own
  *
  * The user may name one. Otherwise the layout decides. The residency planner's layouts are Lade's alone. One whose
  * recompute is a recipe is priced as the project that publishes such layouts: with ZeRO 2 or 3, which Megatron-LM does
@@ -94,6 +94,11 @@ static bool is_late_fsdp(const struct lade_layout_job *job, enum lade_software s
 bool lade_software_gathers_late(const struct lade_layout_job *job, enum lade_software software)
 {
   return job->gathers_late || lade_software_is_early_fsdp(job, software);
+}
+
+bool lade_software_sums_apart(enum lade_software software)
+{
+  return software == LADE_SOFTWARE_FSDP;
 }
 
 bool lade_software_copies_flat(enum lade_software software)

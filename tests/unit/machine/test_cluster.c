@@ -97,6 +97,10 @@ static void wrong_files_are_refused_with_the_field(void **state)
        "\"latency_ns\": 1}, {\"name\": \"b\", \"devices\": 14, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
        "levels[0].devices is 7: neither whole nodes"},
       {"{\"preset\": \"dgx-h100\", \"name\": \"red\\u001b[31m\"}", "printable"},
+      {"{\"nodes\": 2}", "name is missing"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
+       "\"latency_ns\": 1}, {\"name\": \"a\", \"devices\": 16, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
+       "levels[1].name is \"a\""},
       {"{\"name\": \"x\"}", "nodes"},
   };
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
@@ -136,6 +140,18 @@ static void a_group_pays_for_the_levels_that_it_crosses(void **state)
   assert_true(fabs(gather_of(&cluster, 16, 1).ns_per_byte - LADE_MAX(rail / 8, nvlink)) < 1e-12);
   assert_true(gather_of(&cluster, 1, 1).ns_per_byte == 0 && gather_of(&cluster, 1, 1).latency_ns == 0);
   assert_true(gather_of(&cluster, 64, 8).latency_ns > gather_of(&cluster, 8, 1).latency_ns);
+}
+
+static void a_groups_level_is_the_outermost_that_it_crosses(void **state)
+{
+  const struct lade_cluster cluster = preset_get("dgx-a100-80g");
+  assert_int_equal(lade_cluster_group_level(&cluster, 1, 1), -1);
+  assert_int_equal(lade_cluster_group_level(&cluster, 1, 64), -1);
+  assert_int_equal(lade_cluster_group_level(&cluster, 8, 1), 0);
+  assert_int_equal(lade_cluster_group_level(&cluster, 4, 2), 0);
+  assert_int_equal(lade_cluster_group_level(&cluster, 4, 4), 1);
+  assert_int_equal(lade_cluster_group_level(&cluster, 16, 1), 1);
+  assert_int_equal(lade_cluster_group_level(&cluster, 2, 8), 1);
 }
 
 static void sums_over_many_nodes_go_along_trees(void **state)
@@ -208,6 +224,7 @@ int main(void)
       cmocka_unit_test(wrong_files_are_refused_with_the_field),
       cmocka_unit_test(an_unknown_name_lists_the_presets),
       cmocka_unit_test(a_group_pays_for_the_levels_that_it_crosses),
+      cmocka_unit_test(a_groups_level_is_the_outermost_that_it_crosses),
       cmocka_unit_test(sums_over_many_nodes_go_along_trees),
       cmocka_unit_test(sums_in_the_switch_help_inside_it_alone),
       cmocka_unit_test(an_exchange_crosses_levels_by_the_members_behind_them),

@@ -63,7 +63,7 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
   params.n_kv_heads = one->model->n_kv_heads;
   assert_int_equal(lade_layout_init(&params, &error, ret_layout), 0);
   const struct lade_share_key key = {lade_layout_size(ret_layout, LADE_AXIS_TP), params.is_sequence, one->micro_batch,
-                                     one->recipe};
+                                     one->recipe, job->software};
   assert_int_equal(lade_share_cost_make(job, &key, &error, &share), 0);
   assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, LADE_TIER_DEVICE, &share, &error,
                                          ret_cost), 0);
@@ -150,6 +150,43 @@ static void a_replicas_step_takes_the_time_of_its_program(void **state)
       print_error("%s: the program takes %g ms, the layout %g\n", one->name, (double)program.step_ns / 1e6,
                   expected / 1e6);
     assert_true(fabs((double)program.step_ns / expected - 1) <= REPLICAS_ERROR);
+  }
+}
+
+/*
+ * Sums over the replicas of shard groups hide in the time that gathers and scatters leave to their queue. With a queue
+ * of their own they hide beside the whole backward half, unless gathers and scatters fill the same links.
+ */
+static void sums_over_replicas_hide_in_the_time_that_is_left(void **state)
+{
+  static const struct {
+    enum lade_software software;
+    int shard;
+    int64_t micro_batch;
+    double exposed_min, exposed_max; /* of the sums' time */
+  } cases[] = {{LADE_SOFTWARE_LADE, 8, 4, 0.5, 0.65}, {LADE_SOFTWARE_FSDP, 8, 4, 0.1, 0.2},
+               {LADE_SOFTWARE_FSDP, 16, 2, 0.97, 1.03}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    const double n = 64.0 / cases[i].shard;
+    double grad_ns[2];
+    for (int has_replicas = 0; has_replicas < 2; has_replicas++) {
+      const int dp = has_replicas ? 64 : cases[i].shard;
+      const struct one_layout one = {"", &llama, LAYOUT(.dp = dp, .zero = 3, .shard = cases[i].shard),
+                                     dp * cases[i].micro_batch, cases[i].micro_batch, LADE_RECIPE_NONE};
+      struct lade_layout_job job = job_of(one.model, one.batch);
+      struct lade_layout layout;
+      struct lade_layout_cost cost;
+      job.software = cases[i].software;
+      costs_make(&one, &job, &layout, &cost);
+      grad_ns[has_replicas] = cost.grad_ns;
+    }
+    struct lade_transfer_price gather, sum;
+    lade_cluster_group_price(&cluster, (int)n, cases[i].shard, &gather, &sum);
+    const double bytes = 2 * sizeof(float) * (double)lade_model_n_params(&llama) / cases[i].shard * (n - 1) / n;
+    const double share = (grad_ns[1] - grad_ns[0]) / (bytes * sum.ns_per_byte);
+    if (share < cases[i].exposed_min || share > cases[i].exposed_max)
+      print_error("case %zu: %g of the sums over replicas is exposed\n", i, share);
+    assert_true(share >= cases[i].exposed_min && share <= cases[i].exposed_max);
   }
 }
 
@@ -493,38 +530,60 @@ static double fastest_residency(const struct lade_layout_job *job,
   return best_ns;
 }
 
-/* Try every schedule of 16 ranks as @tp with ZeRO stage @zero, and return the fastest that fits. */
-static double fastest_of_share(const struct lade_layout_job *job,
-                               const struct lade_layout_search_params *layout_search_params, int tp,
-                               int zero, bool is_sequence, int64_t micro_batch, double best_ns)
+#define TRIED_RANKS 16
+
+/* The least time of each kind of layout: by tp, pp and schedule; INFINITY: none fits. */
+struct tried_kinds {
+  double best_ns[TRIED_RANKS + 1][TRIED_RANKS + 1][LADE_N_SCHEDULES];
+};
+
+/* Try every schedule of the ranks as @tp with ZeRO stage @zero. */
+static void share_try(const struct lade_layout_job *job, const struct lade_layout_search_params *layout_search_params,
+                      int tp, int zero, bool is_sequence, int64_t micro_batch, struct tried_kinds *kinds)
 {
   const struct lade_share_key key = {tp, is_sequence, micro_batch, layout_search_params->recipe,
                                      lade_software_of(job, zero, layout_search_params->recipe)};
   struct lade_share_residencies *residencies = calloc(1, sizeof(*residencies));
   const int n_pieces = (int)lade_pieces_max(job->model);
   int status = lade_share_residencies_make(job, &key, NULL, residencies);
-  for (int pp = 1; pp <= 16 / tp && !status; pp++) {
-    for (int v = 1; v * pp <= n_pieces && 16 % (tp * pp) == 0; v++) {
+  for (int pp = 1; pp <= TRIED_RANKS / tp && !status; pp++) {
+    for (int v = 1; v * pp <= n_pieces && TRIED_RANKS % (tp * pp) == 0; v++) {
       for (int schedule = 0; schedule < LADE_N_SCHEDULES; schedule++) {
-        struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = 16 / (tp * pp), .zero = zero,
+        struct lade_layout_params params = LAYOUT(.tp = tp, .pp = pp, .dp = TRIED_RANKS / (tp * pp), .zero = zero,
                                                   .is_sequence = is_sequence, .virtual_stages = v);
+        double *best_ns = &kinds->best_ns[tp][pp][schedule];
         params.schedule = (enum lade_schedule)schedule;
-        best_ns = fastest_residency(job, layout_search_params, &params, micro_batch, residencies, best_ns);
+        *best_ns = fastest_residency(job, layout_search_params, &params, micro_batch, residencies, *best_ns);
       }
     }
   }
   free(residencies);
-  return best_ns;
 }
 
-static double fastest_by_trying(const struct lade_layout_job *job, const struct lade_layout_search_params *params)
+static void kinds_try(const struct lade_layout_job *job, const struct lade_layout_search_params *params,
+                      struct tried_kinds *ret_kinds)
 {
-  double best_ns = INFINITY;
-  for (int tp = 1; tp <= 16; tp++) {
+  double *all = &ret_kinds->best_ns[0][0][0];
+  for (size_t i = 0; i < sizeof(ret_kinds->best_ns) / sizeof(*all); i++)
+    all[i] = INFINITY;
+  for (int tp = 1; tp <= TRIED_RANKS; tp++) {
     for (int more = 0; more < 16; more++)
-      best_ns = fastest_of_share(job, params, tp, more / 4, more % 2, 1 + more / 2 % 2, best_ns);
+      share_try(job, params, tp, more / 4, more % 2, 1 + more / 2 % 2, ret_kinds);
   }
-  return best_ns;
+}
+
+/* Check that found layouts are the fastest of their kinds, and that kinds that are not found are no faster. */
+static void found_verify(const struct lade_layout_search *search, struct tried_kinds *kinds)
+{
+  for (int a = 0; a < search->n_found; a++) {
+    const struct lade_layout_found *found = &search->found[a];
+    double *best_ns = &kinds->best_ns[found->layout.tp][found->layout.pp][found->layout.schedule];
+    assert_true(found->cost.step_ns <= *best_ns * (1 + 1e-12));
+    *best_ns = INFINITY;
+  }
+  const double *all = &kinds->best_ns[0][0][0], last_ns = search->found[search->n_found - 1].cost.step_ns;
+  for (size_t i = 0; i < sizeof(kinds->best_ns) / sizeof(*all); i++)
+    assert_true(all[i] >= last_ns * (1 - 1e-12));
 }
 
 static void the_search_finds_the_fastest(void **state)
@@ -542,16 +601,18 @@ static void the_search_finds_the_fastest(void **state)
                {UINT64_C(2) << 30, UINT64_C(64) << 30, LADE_RECIPE_FULL},
                {UINT64_C(1) << 30, 0, LADE_RECIPE_FULL}}; /* ZeRO 1 and more alone fit, which other software runs */
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
-    const struct lade_layout_search_params params = {.n_ranks = 16, .device_bytes = cases[i].device_bytes, .zero = -1,
-                                                     .schedule = -1, .is_sequence = -1, .n_max = 4,
-                                                     .host_bytes = cases[i].host_bytes, .recipe = cases[i].recipe};
+    const struct lade_layout_search_params params = {
+        .n_ranks = TRIED_RANKS, .device_bytes = cases[i].device_bytes, .zero = -1, .schedule = -1, .is_sequence = -1,
+        .n_max = 4, .host_bytes = cases[i].host_bytes, .recipe = cases[i].recipe};
     struct lade_layout_search search;
     struct lade_error error;
     struct lade_layout_search_params tried = params;
+    struct tried_kinds kinds;
     if (params.recipe != LADE_RECIPE_AUTO)
       tried.host_bytes = 0; /* a recipe moves nothing to the host */
     assert_int_equal(lade_layout_search_run(&job, &params, &error, &search), 0);
-    assert_true(search.found[0].cost.step_ns <= fastest_by_trying(&job, &tried) * (1 + 1e-12));
+    kinds_try(&job, &tried, &kinds);
+    found_verify(&search, &kinds);
     if (params.recipe == LADE_RECIPE_FULL && params.device_bytes == UINT64_C(1) << 30)
       assert_true(search.found[0].layout.zero > 0);
     for (int a = 1; a < search.n_found; a++)
@@ -648,6 +709,7 @@ int main(void)
       cmocka_unit_test(separate_products_sum_their_input_gradients),
       cmocka_unit_test(a_step_takes_the_time_of_its_program),
       cmocka_unit_test(a_replicas_step_takes_the_time_of_its_program),
+      cmocka_unit_test(sums_over_replicas_hide_in_the_time_that_is_left),
       cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),
       cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),

@@ -326,15 +326,22 @@ static int undecided_prove(struct cluster_planning *planning, const struct clust
   return status;
 }
 
-/* Say how far the search is exact. */
+/* Say how far the search is exact, and by how much the fastest layout may be faster than the first that is printed. */
 static void unproved_print(const struct search_result *result)
 {
   char step[32];
-  if (result->n_unproved)
-    printf("not proved    %lld layouts that may fit; none can be faster than %s\n", (long long)result->n_unproved,
-           seconds_format(result->unproved_ns / 1e9, step, sizeof(step)));
-  else if (result->plans[0].is_proved)
-    printf("not proved    none: bounds or proofs show of every other layout that it is no faster or does not fit\n");
+  if (!result->n_unproved) {
+    if (result->plans[0].is_proved)
+      printf("not proved    none: bounds or proofs show of every other layout that it is no faster or does not fit\n");
+    return;
+  }
+  printf("not proved    %lld layouts that may fit; none can be faster than %s\n", (long long)result->n_unproved,
+         seconds_format(result->unproved_ns / 1e9, step, sizeof(step)));
+  const double more = result->n_plans ? result->plans[0].cost.step_ns / result->unproved_ns - 1 : 0;
+  if (more > 0)
+    printf("              the first layout takes at most %.2g %% longer than the fastest that fits\n", 100 * more);
+  else if (result->n_plans)
+    printf("              the first layout is the fastest that fits\n");
 }
 
 static int search_tell(struct cluster_planning *planning, const struct search_result *result)

@@ -290,7 +290,7 @@ static int given_tell(struct cluster_planning *planning, const struct cluster_pl
     if (options->has_explain)
       cluster_explain(plan, stdout);
   }
-  return plan->fits ? LADE_EXIT_DONE : cluster_refusal_tell(planning, plan, "--search finds layouts that fit");
+  return plan->fits ? LADE_EXIT_DONE : cluster_refusal_tell(planning, plan, "--search looks for layouts that fit");
 }
 
 int plan_cluster(struct options *options)
