@@ -626,7 +626,7 @@ static void preparing_ends_when_its_caller_stops(void **state)
   assert_int_equal(lade_store_prepare(store, &error), -EINTR);
   assert_non_null(strstr(error.text, "stopped"));
   lade_store_get_info(store, &info);
-  assert_in_range(info.written_bytes, 5 * PIECE_BYTES, 20 * PIECE_BYTES); /* a stop ends those in flight, on each drive */
+  assert_in_range(info.written_bytes, 5 * PIECE_BYTES, 20 * PIECE_BYTES); /* those in flight end, on each drive */
   lade_store_close(store);
 }
 

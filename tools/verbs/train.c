@@ -700,7 +700,8 @@ static int opening_stop(struct train_run *run)
 {
   run->stop_signal = signals_get();
   if (job_is_first(&run->job))
-    fputs("lade train: stopped before its first step, and nothing has changed; the same command starts again\n", stderr);
+    fputs("lade train: stopped before its first step; nothing has changed, and the same command starts again\n",
+          stderr);
   return 0;
 }
 
