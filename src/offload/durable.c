@@ -468,7 +468,8 @@ static int store_open(struct lade_durable *d, struct lade_error *error)
                                            .engine = d->params.engine, .allow_tmpfs = d->params.allow_tmpfs,
                                            .allow_buffered = d->params.allow_buffered,
                                            .faults = d->params.faults, .piece_bytes = d->piece_bytes,
-                                           .depth = d->depth};
+                                           .depth = d->depth, .is_stopping = d->params.is_stopping,
+                                           .user = d->params.user};
   int code = lade_store_open(&params, error, &d->store);
   for (int i = 0; i < 2 && !code; i++)
     code = lade_store_reserve(d->store, table_bytes(d->slot_bytes), &d->tables[i]);

@@ -44,6 +44,8 @@ struct lade_durable_params {
   bool allow_tmpfs;           /* on a tmpfs the state survives a kill, but no power cut */
   bool allow_buffered;        /* as in lade_store_params */
   struct lade_faults *faults; /* borrowed, may be NULL */
+  bool (*is_stopping)(void *user); /* ends the writing of new slots, as in lade_store_params; may be NULL */
+  void *user;
 };
 
 /* Write the name of @rank's data file. */

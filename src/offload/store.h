@@ -92,6 +92,12 @@ struct lade_store_params {
   struct lade_faults *faults; /* borrowed, may be NULL */
   const char *sysfs;       /* mount point of sysfs, which reports the NUMA node of a drive; NULL: /sys */
   int faulty_drive;        /* from 1: faults at FILE_READ and FILE_WRITE hit only this directory's transfers; 0: all */
+  /*
+   * True: prepare ends with -EINTR, after the pieces in flight. Asked after each piece that it has written, by the
+   * thread in prepare; it must not call the store. NULL: prepare writes all bytes.
+   */
+  bool (*is_stopping)(void *user);
+  void *user;
 };
 
 /* A range of the store, made by lade_store_reserve. Plain value; do not change. */
@@ -180,7 +186,7 @@ int lade_store_reserve(lade_store *store, uint64_t bytes, struct lade_extent *re
 
 /*
  * Allocate and write all reserved bytes, once. -ENOSPC with the bytes needed and free, -EFBIG past the file size limit,
- * -EIO, -ENOMEM. One thread. Blocks until the drive has written all of them.
+ * -EINTR if params->is_stopping tells to, -EIO, -ENOMEM. One thread. Blocks until the drive has written all of them.
  */
 int lade_store_prepare(lade_store *store, struct lade_error *error);
 

@@ -90,7 +90,8 @@ struct lade_session_params {
   const lade_session *template_session;
   struct lade_faults *faults;
   void (*notice)(void *user, const char *line);
-  bool (*is_stopping)(void *user); /* true: the caller is about to close it; optional measurements end. May be NULL */
+  /* True: the caller is about to close it. Optional measurements end, and the opening with -EINTR. May be NULL. */
+  bool (*is_stopping)(void *user);
   void *user;
 };
 
@@ -100,7 +101,7 @@ void lade_session_defaults(struct lade_session_params *params);
 /*
  * Open a session. -EOVERFLOW: does not fit (with is_plan_only: 0, the line in @error and no plan in the info); -EINVAL,
  * -ENOENT and others for user mistakes; -ENOMEM, -ENOSPC and others for refusals of the machine: one line in @error.
- * Blocks. All strings of @params are borrowed until close.
+ * -EINTR: params->is_stopping told a rank to end. Blocks. All strings of @params are borrowed until close.
  *
  * With several ranks every call below is collective: all make it, in one order. A rank that fails ends the others'
  * calls too: they return their communicator's error, -ECANCELED with its words.

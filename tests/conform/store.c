@@ -606,6 +606,30 @@ static void room_is_promised_within_the_capacity_and_before_prepare(void **state
   free(data);
 }
 
+static bool is_fifth(void *n_asked)
+{
+  return ++*(int *)n_asked >= 5;
+}
+
+static void preparing_ends_when_its_caller_stops(void **state)
+{
+  int n_asked = 0;
+  struct lade_store_params params = params_of(NULL);
+  struct lade_extent extent;
+  struct lade_error error = {0};
+  struct lade_store_info info;
+  lade_store *store = NULL;
+  params.is_stopping = is_fifth;
+  params.user = &n_asked;
+  assert_int_equal(lade_store_open(&params, &error, &store), 0);
+  assert_int_equal(lade_store_reserve(store, 40 * PIECE_BYTES, &extent), 0);
+  assert_int_equal(lade_store_prepare(store, &error), -EINTR);
+  assert_non_null(strstr(error.text, "stopped"));
+  lade_store_get_info(store, &info);
+  assert_in_range(info.written_bytes, 5 * PIECE_BYTES, 20 * PIECE_BYTES); /* those in flight end, on each drive */
+  lade_store_close(store);
+}
+
 static void an_empty_store_is_a_store(void **state)
 {
   struct lade_store_params params = params_of(NULL);
@@ -752,6 +776,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(only_the_identity_that_was_written_is_read),
       cmocka_unit_test(a_wrong_transfer_is_refused_before_it_begins),
       cmocka_unit_test(room_is_promised_within_the_capacity_and_before_prepare),
+      cmocka_unit_test(preparing_ends_when_its_caller_stops),
       cmocka_unit_test(an_empty_store_is_a_store),
       cmocka_unit_test(a_broken_store_is_seen_by_the_recount),
       cmocka_unit_test(the_file_has_no_name),

@@ -123,7 +123,8 @@ def reads_fail(layout, bad):
               '-e inject=pread64:error=EIO:when=8+ "$0" "$@"')
     code, out, lines = begin(layout, launch=["--", "sh", "-c", script, LADE]).end()
     lines = [line for line in lines if ": note: " not in line]
-    words = ("reading back of tensor", "Input/output error", "lade-durable-1.data" if bad else "lade-durable")
+    words = ("lade train: rank ", "reading back of tensor", "Input/output error",
+             "lade-durable-1.data" if bad else "lade-durable")
     require(code == 5 and not out and lines and all(word in line for word in words for line in lines),
             f"ranks that cannot read end the job with {code}", lines)
     goes_on(layout, WANT, "after blocks that could not be read")
@@ -151,8 +152,8 @@ def a_scratch_file_that_fails_at_a_rank_ends_the_job():
     require(file_bytes > 0 and read_bytes > 0, "the job uses no store", out)
     scratch_fails("WRITE", 0, 0, ())
     scratch_fails("WRITE", 3 * file_bytes, 1, ("writing",))
-    scratch_fails("READ", 2 * read_bytes, 1, ("reading",))
-    scratch_fails("READ", 2 * read_bytes, None, ("reading",))
+    scratch_fails("READ", 2 * read_bytes, 1, ("lade train: rank 1: ", "reading"))
+    scratch_fails("READ", 2 * read_bytes, None, ("lade train: rank ", "reading"))
 
 
 def can_trace():

@@ -202,7 +202,8 @@ if sys.argv[4:] == ["limit"]:
                       lambda: any(line.startswith(lines) for line in text_of("calls").splitlines()), **STEADY)
     moved, stores = moved_bytes(), kept()[1]["stores"]
     n = sum(moved.get(size, 0) for size in MEASURED)
-    assert "stopped after step 0" in err and not logged_steps(), err
+    assert "stopped before its first step" in err and not logged_steps(), err
+    assert fast["store_bytes"] not in MEASURED and fast["store_bytes"] not in moved, (fast["store_bytes"], moved)  # no fill
     assert n < 60e6 * 9 / 3 and all(entry["lasting_bytes_per_s"] == 0 for entry in stores.values()), (n, stores)
     sys.exit(0)
 

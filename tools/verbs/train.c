@@ -695,12 +695,22 @@ static int begin(struct train_run *run)
   return status ? status : log_open(run);
 }
 
+/* Report a signal that ended the opening, before anything was written. */
+static int opening_stop(struct train_run *run)
+{
+  run->stop_signal = signals_get();
+  if (job_is_first(&run->job))
+    fputs("lade train: stopped before its first step; nothing has changed, and the same command starts again\n",
+          stderr);
+  return 0;
+}
+
 static int run_all(struct train_run *run)
 {
   const int64_t begun_ns = lade_now_ns();
   int status = begin(run);
   if (status)
-    return status;
+    return status == -EINTR && signals_get() ? opening_stop(run) : status;
   run->resident_open_bytes = lade_memory_resident_peak();
   lade_memory_resident_reset(); /* measuring took memory that the run does not need, as on the device */
   progress_init(&run->progress, run->options.is_quiet, run->info.step, run->options.session.steps);

@@ -25,6 +25,8 @@ static int drive_try(struct lade_store *store, int drive, const void *data, doub
     int64_t start_ns = lade_now_ns();
     int code = store_transfer_run(store, &transfer);
     ns = LADE_MAX(lade_now_ns() - start_ns, 1);
+    if (code == -ECANCELED)
+      return lade_error_set(error, -EINTR, "store in %s: stopped in a trial", store->drives[drive].dir);
     if (code)
       return lade_error_set(error, store_code_of_transfer(code), "store in %s: a trial of %llu bytes failed: %s",
                             store->drives[drive].dir, (unsigned long long)TRIAL_BYTES, strerror(-code));

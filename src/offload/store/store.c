@@ -252,6 +252,8 @@ static void completion_settle(struct lade_store *store, const struct store_compl
   }
   if (!is_whole) /* -ECANCELED is for transfers that close ends */
     transfer_fail(transfer, code == -ECANCELED ? -EAGAIN : code, piece->from + piece->moved_bytes);
+  if (transfer->is_fill && store->is_stopping && store->is_stopping(store->user))
+    transfer_fail(transfer, -ECANCELED, piece->from + piece->moved_bytes);
   if (is_whole && transfer->op == LADE_STORE_READ && transfer->check == LADE_CHECK_STORE)
     store->to_verify[store->n_to_verify++] = *piece;
   else

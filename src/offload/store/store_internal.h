@@ -52,6 +52,8 @@ struct lade_store {
   void *engine;
   struct lade_faults *faults;
   int faulty_drive; /* the drive whose transfers meet faults; -1: all */
+  bool (*is_stopping)(void *user); /* as in lade_store_params */
+  void *user;
   uint64_t capacity_bytes, reserved_bytes;
   uint32_t piece_bytes;
   int depth; /* slots, all drives together */

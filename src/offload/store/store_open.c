@@ -272,6 +272,8 @@ int lade_store_open(const struct lade_store_params *params, struct lade_error *e
   pthread_cond_init(&store->progress, NULL);
   store->faults = params->faults;
   store->faulty_drive = params->faulty_drive - 1;
+  store->is_stopping = params->is_stopping;
+  store->user = params->user;
   store->capacity_bytes = params->capacity_bytes ? params->capacity_bytes : INT64_MAX;
   store->piece_bytes = params->piece_bytes ? params->piece_bytes : PIECE_BYTES_DEFAULT;
   code = dirs_split(store, params->dir, error);
@@ -377,7 +379,10 @@ static int files_fill(struct lade_store *store, const void *data, const uint64_t
   }
   for (int i = 0; i < store->n_drives; i++) {
     int one = file_bytes[i] ? store_transfer_await(store, &transfers[i]) : 0;
-    if (one && !code)
+    if (one == -ECANCELED && !code)
+      code = lade_error_set(error, -EINTR, "store in %s: stopped before all of it was written for the first time",
+                            store->drives[i].dir);
+    else if (one && !code)
       code = lade_error_set(error, store_code_of_transfer(one),
                             "store in %s: writing it for the first time failed at byte %llu of %llu: %s",
                             store->drives[i].dir, (unsigned long long)transfers[i].failed_offset,

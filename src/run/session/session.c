@@ -210,6 +210,8 @@ static int step_run(lade_session *s, struct lade_step_report *ret_report, struct
   int status = s->params.is_dry ? 0 : batch_fill(s, false, (uint64_t)s->state.step, error);
   if (!status)
     status = lade_executor_step(s->executor, &block, &result, error);
+  if (status != -ERANGE)
+    status = session_own(s, status, error);
   store_notices(s);
   if (!status || status == -ERANGE) {
     const int failed = loss_share(s, &result.loss, error);
@@ -289,6 +291,7 @@ int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *erro
     int status = batch_fill(s, true, (uint64_t)i, error);
     if (!status)
       status = lade_executor_eval(s->executor, &result, error);
+    status = session_own(s, status, error);
     if (!status)
       status = loss_share(s, &result.loss, error);
     if (status == -ENODATA) /* a drive's error for a bad sector; callers would take -ENODATA for missing validation data

@@ -129,7 +129,8 @@ static int files_open(lade_session *s, struct lade_error *error)
     return 0;
   const struct lade_durable_params params = {.struct_size = sizeof(params), .dir = s->params.store,
                                              .rank = s->group.layout.rank, .allow_tmpfs = s->params.allow_tmpfs,
-                                             .faults = s->params.faults};
+                                             .faults = s->params.faults, .is_stopping = s->params.is_stopping,
+                                             .user = s->params.user};
   int status = lade_durable_open(&params, error, &s->durable);
   return status ? status : memo_take(s, error);
 }

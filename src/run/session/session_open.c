@@ -444,6 +444,8 @@ static int store_open(lade_session *s, struct lade_error *error)
   if (s->plan->peak_bytes[LADE_STORE] > durable_bytes) {
     struct lade_store_params params = session_store_params(s);
     params.capacity_bytes = s->store_bytes;
+    params.is_stopping = s->params.is_stopping;
+    params.user = s->params.user;
     status = lade_store_open(&params, error, &s->store);
   }
   const lade_store *any = s->store ? s->store : s->durable ? lade_durable_store(s->durable) : NULL;
@@ -554,6 +556,13 @@ static int run_read(lade_session *s, struct lade_error *error)
   return lade_rank_group_vote(&s->group, status, error);
 }
 
+/* End the opening at all ranks, with -EINTR, if the caller of any of them is about to close its session. Collective. */
+static int stop_check(lade_session *s, struct lade_error *error)
+{
+  const bool is_stopping = s->params.is_stopping && s->params.is_stopping(s->params.user);
+  return lade_rank_group_vote(&s->group, is_stopping ? lade_error_set(error, -EINTR, "stopped") : 0, error);
+}
+
 static int session_acquire(lade_session *s, struct lade_error *error)
 {
   int status = run_read(s, error);
@@ -581,9 +590,13 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     return status == -EOVERFLOW && s->params.is_plan_only ? 0 : status;
   status = session_agree_programs(s, error);
   if (!status)
+    status = stop_check(s, error); /* memory and stores are large, and take long to fill */
+  if (!status)
     status = machine_take(s, error);
   if (!status)
     status = session_saver_open(s, error);
+  if (!status)
+    status = stop_check(s, error); /* so do the first values */
   return status ? status : values_fill(s, error);
 }
 

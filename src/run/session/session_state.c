@@ -56,6 +56,15 @@ int session_place(const lade_session *s, const char *where, int status, struct l
   return lade_error_set(error, status, "%s step %lld: %s", where, (long long)s->state.step, why.text);
 }
 
+int session_own(const lade_session *s, int status, struct lade_error *error)
+{
+  const bool is_comm = status == -EPIPE || status == -ETIMEDOUT || status == -ECANCELED;
+  if (!status || !error || is_comm || !s->group.world || s->group.layout.mesh.world == 1)
+    return status;
+  const struct lade_error why = *error;
+  return lade_error_set(error, status, "rank %d: %.440s", s->group.layout.rank, why.text);
+}
+
 int session_fail(lade_session *s, int status, struct lade_error *error)
 {
   if (status)

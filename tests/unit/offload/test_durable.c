@@ -187,6 +187,23 @@ static void unpublished_state_leaves_nothing(void **state)
   assert_int_not_equal(access(in_scratch(LADE_DURABLE_JOURNAL), F_OK), 0);
 }
 
+static bool is_stopping(void *user)
+{
+  return true;
+}
+
+static void a_stop_while_slots_are_written_leaves_nothing(void **state)
+{
+  const struct lade_durable_params params = {.struct_size = sizeof(params), .dir = scratch, .engine = LADE_STORE_POSIX,
+                                             .allow_tmpfs = true, .is_stopping = is_stopping};
+  lade_durable *durable;
+  struct lade_error error = {0};
+  assert_int_equal(lade_durable_open(&params, &error, &durable), 0);
+  assert_int_equal(lade_durable_prepare(durable, SLOT_BYTES, LAYOUT, &error), -EINTR);
+  lade_durable_close(durable);
+  assert_int_not_equal(access(in_scratch(LADE_DURABLE_DATA), F_OK), 0);
+}
+
 static void the_generation_under_way_is_not_found(void **state)
 {
   lade_durable *durable;
@@ -554,6 +571,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       EACH(generations_are_found_again),
       EACH(unpublished_state_leaves_nothing),
+      EACH(a_stop_while_slots_are_written_leaves_nothing),
       EACH(the_generation_under_way_is_not_found),
       EACH(ranks_have_files_of_their_own),
       EACH(a_generation_is_taken_back_for_good),
