@@ -590,9 +590,9 @@ def measure(train, *batch, **kwargs):
     events = events_of(train.device)
     train.last = ready
     train._call(batch, kwargs, events)
-    (most, _), given = events.peak(), train.measured["given_bytes"]
-    train.measured["peak_bytes"] = given + most
-    return {"peak_bytes": given + most, "given_bytes": given}
+    (maximum, _), given = events.peak(), train.measured["given_bytes"]
+    train.measured["peak_bytes"] = given + maximum
+    return {"peak_bytes": given + maximum, "given_bytes": given}
 
 
 def digest(model, optimizer=None):
