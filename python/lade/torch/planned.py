@@ -16,7 +16,8 @@ from .running import generate, parked, residents, tiers
 from .tracing.trace import without_collections
 from .values import Values, updates_early
 
-_MOVES_PER_SECOND = 200_000, 60_000  # of a long search, without and with tiers; it ends by moves, so a busy machine finds the same plan
+# Of a long search, without and with tiers: it ends by moves, so a busy machine finds the same plan.
+_MOVES_PER_SECOND = 200_000, 60_000
 _OP_MOVES_PER_SECOND = 100_000_000, 30_000_000  # moves times ops, which bound those of long graphs
 OPS_PER_SECOND = 3000 # of a search: longer ones of GPT-2's 1,480 ops find steps that are 0.1 % faster
 

@@ -5,8 +5,8 @@ becomes as_type().
 
 float() returns a true float, so no object of a capture can stand for its result. A copy of each code object names as_float where
 the code calls float, and leaves it where the code compares or passes float itself. The flag of LOAD_GLOBAL that tells the two
-apart exists since Python 3.11; before, float() of a computed value is refused, and type() gives a class of this package. Another thread that runs the copy meanwhile gets
-what float() gives it.
+apart exists since Python 3.11; before, float() of a computed value is refused, and type() gives a class of this package. So it
+does where type is passed to another function. Another thread that runs the copy meanwhile gets what float() gives it.
 """
 import builtins
 import collections

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step sees of a fake tensor: the class, the attributes, the addresses and the deep copies of the tensor that it stands for.
+"""What a step sees of a fake tensor: the class, attributes, addresses and deep copies of the tensor that it stands for.
 
 Code may ask for the class of a tensor, or whether it is a parameter, read an attribute that the user set on one, or compare
 addresses to find weights that are shared. A fake tensor has a class of its own and no address, so these answers would choose
@@ -17,6 +17,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 _CLASS = "_lade_class"  # of the tensor that a fake one stands for
 _ADDRESS_SHIFT = 32     # the addresses of a storage's bytes differ from those of all others
 _HELD = "_lade_held"    # names of attributes that a graph does not look up, such as those that are tensors
+_MEMO = "_memo"         # in the names of FakeTensor's own attributes that ops change
 _FUNCTIONS = {torch.Tensor.__torch_function__.__func__, torch.nn.Parameter.__torch_function__}
 
 
@@ -55,14 +56,15 @@ def show(fake, real):
         own[_CLASS] = type(real)
         function = type(real).__torch_function__
         if getattr(function, "__func__", function) not in _FUNCTIONS:
-            raise CannotCapture("its class has operators of its own, which a graph has not; give a plain tensor", type(real).__name__)
+            raise CannotCapture("its class has operators of its own, which a graph has not; give a plain tensor",
+                                type(real).__name__)
     return dict(own)
 
 
 def refuse_set(name, fake, before):
     """Raise CannotCapture if the step has set an attribute of a tensor, which had those of @before."""
     for key, value in vars(fake).items():
-        if key not in before or isinstance(value, _PLAIN) and not key.startswith("_") and value is not before[key]:
+        if key not in before or isinstance(value, _PLAIN) and _MEMO not in key and value != before[key]:
             raise CannotCapture(f"the step sets the attribute {key} of {name}; keep it elsewhere", "Python state")
 
 
@@ -84,7 +86,8 @@ def is_set_to(one, other):
 def deep_copy(fake, memo):
     """Return the deep copy of a fake tensor; copies of views share their memory as in an eager step."""
     if not fake.is_leaf:
-        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment")
+        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                           "moment")
     if id(fake) in memo:
         return memo[id(fake)]
     with torch.no_grad():

@@ -371,8 +371,9 @@ def with_tensors(func, args, kwargs):
     if name not in _WITH_TENSORS or len(operands) != 2 or len(others) != 1:
         return [_sized(one, name or str(func)) for one in args], {key: _sized(one, name) for key, one in kwargs.items()}
     other = others[0]
-    is_reciprocal = name in _QUOTIENTS and operands[0] is other and not other.dim() and other.device.type == "cuda"  # in eager steps
-    if is_reciprocal or not other.dtype.is_floating_point or not other.dim() and other.dtype not in (torch.float32, torch.float64):
+    is_scalar = not other.dim()
+    is_reciprocal = name in _QUOTIENTS and operands[0] is other and is_scalar and other.device.type == "cuda"  # in eager steps
+    if is_reciprocal or not other.dtype.is_floating_point or is_scalar and other.dtype not in (torch.float32, torch.float64):
         refuse((one for one in operands if type(one) is ComputedNumber), _TEXT, name)
 
     def operand(one):

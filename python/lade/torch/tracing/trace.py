@@ -536,7 +536,8 @@ class _Fakes:
             self.own = {id(t): fake(t) for _, t in (*given.params, *given.buffers)}
             self.states, self.state_names = _fake_state(given, mode, self.own, optimizer)
             self.grads = {id(p): fake(p.grad) for _, p in given.params if p.grad is not None}
-            self.attributes = {name: (self.own[id(t)], shown.show(self.own[id(t)], t)) for name, t in (*given.params, *given.buffers)}
+            self.attributes = {name: (self.own[id(t)], shown.show(self.own[id(t)], t))
+                               for name, t in (*given.params, *given.buffers)}
             self.batch = [self.own.get(id(leaf)) if id(leaf) in self.own else
                           fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             for made, leaf in zip(self.batch, leaves):
