@@ -3,11 +3,14 @@
 import builtins
 import contextlib
 import copy
+import decimal
 import functools
 import json
 import logging
 import math
 import os
+import pickle
+import struct
 import sys
 from unittest import mock
 
@@ -90,7 +93,7 @@ def float_is_a_number():
                 "type": (type(float(3)) is float, torch.zeros(1, dtype=float), list(map(float, "12")))}
     same("floats", floats)
     assert "__lade_float__" not in floats.__code__.co_names
-    code = (lambda x: type(x) is float).__code__
+    code = (lambda x: isinstance(x, type) or x is float or x.type()).__code__
     replaced = lade.torch.tracing.conversions.replaced
     assert replaced(code) is code
     space = {}
@@ -353,6 +356,101 @@ def distinct_values_are_counted():
         same(f"distinct values of {dtype}", low, 1, DATA[:2])
 
 
+def numbers_have_pythons_types():
+    """Their type, attributes and operators are those of a float or an int; type itself stays a class and makes classes."""
+    def count(model):
+        return (model[0].weight.detach() > 0.2).sum().item()
+
+    def typed(model, loss):
+        number = loss.item()
+        made = type("Made", (), {"rate": 0.1})
+        if type(number) is not float:  # a branch that only a capture could take
+            model[0].weight.grad.mul_(0.5)
+        return (type(number).__name__, type(count(model)) == int, type(float(loss)) in (float,), {float: 1}.get(type(number)),
+                type(type) is type, made.__module__, made.rate, isinstance(made, type), copy.deepcopy({"a": number}),
+                [hasattr(number, name) for name in ("tensor", "base", "item", "shape", "__dict__")], count(model) ** -1,
+                isinstance(count(model) ** -1, float), number == "text", number is None, isinstance(3 * [0], list))
+    same("types", typed)
+
+    def caught(model, loss):
+        found = []
+        for use in (lambda: "text" + loss.item(), lambda: loss.item() + None):
+            with contextlib.suppress(TypeError):
+                found.append(use())
+        return found, loss.item()
+    same("operators of other types", caught)
+    same("lists by a number", lambda m, loss: ([0] * count(m), isinstance("ab" * count(m), str)), len(sizes()), DATA[:2])
+
+
+def what_a_class_or_a_value_decides_is_refused():
+    """Where code in C would see the class or the value of the number of a capture; also if the step catches the fault."""
+    def caught(use):
+        def use_caught(_model, loss):
+            with contextlib.suppress(Exception):
+                use(loss.item())
+            return loss.detach()
+        return use_caught
+    uses = {"hasattr": lambda n: hasattr(n, "is_integer"), "real": lambda n: n.real, "hash()": lambda n: {n: 1}, "pickle": pickle.dumps,
+            "eq": lambda n: n == decimal.Decimal(0), "ne": lambda n: 0j != n, "pow": lambda n: pow(n, 3, 5), "lt": lambda n: n < 2 ** 53 + 1,
+            "json": lambda n: json.dumps([n], default=lambda one: type(one).__name__), "struct": lambda n: struct.pack("f", n)}
+    with contextlib.suppress(ImportError):
+        import numpy
+        uses |= {"array": lambda n: numpy.array([n, 1.0]).dtype.name, "mean": lambda n: numpy.mean([n, 1.0]),
+                 "scalar": lambda n: numpy.float32(2) * n, "compared": lambda n: numpy.float64(0.5) < n,
+                 "type()": lambda n: type(n * numpy.float64(2))}
+    for name, use in uses.items():
+        fault = refused_use(caught(use))
+        assert "computed_numbers.py" in fault.line, (name, fault)
+        if name in ("hash()", "pickle", "eq", "ne", "pow", "lt", "json", "type()"):
+            assert fault.op == name, (name, fault)
+    fault = refused_use(lambda m, loss: (loss.item() > 0.1, json.dumps({"loss": loss.item()}, indent=1)))
+    assert fault.op == "value of a tensor" and "computed_numbers.py" in fault.line, fault
+
+
+class Doubled(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is torch.Tensor.sum else result
+
+
+def tensors_have_their_classes_and_addresses():
+    """A parameter is one, with the attributes that the user set; tensors share memory where they do in an eager step."""
+    def seen(model, loss):
+        for p in model.parameters():
+            if getattr(p, "is_slow", False) and isinstance(p, nn.Parameter):
+                p.grad.mul_(0.5)
+        w, b = model[0].weight, model[0].bias
+        pair = copy.deepcopy([w, w.detach()[1:], b.detach()])
+        pair[1].add_(1)
+        return ([type(one).__name__ for one in (w, w.detach(), loss, pair[0], nn.Parameter(torch.ones(2)))], w.__class__ is nn.Parameter,
+                loss.__class__ is torch.Tensor, w.data_ptr() == b.data_ptr(), w.data_ptr() == w.detach().data_ptr(),
+                w.untyped_storage().data_ptr() == b.untyped_storage().data_ptr(), w.is_set_to(w.detach()), bool(w.data_ptr()),
+                [one.detach().sum() for one in pair], hasattr(w, "is_fast"))
+
+    def marked(model, loss):
+        model[0].weight.is_slow = True
+        return seen(model, loss)
+    plain, results = net(), []
+    for is_planned in (False, True):
+        model = copy.deepcopy(plain)
+        train, optimizer = made(seen, model)
+        step = lade.torch.step(train, model, optimizer, "100%", audit=False) if is_planned else train
+        torch.manual_seed(SEED)
+        results.append([])
+        for is_slow in (True, False, True):  # another value has another plan
+            model[0].weight.is_slow = is_slow
+            results[-1].append((repr(step(X)), lade.torch.digest(model, optimizer)))
+    assert results[0] == results[1], results
+    model = net()
+    model[0].weight.main_grad = torch.zeros(32, 16)
+    for use, word in ((marked, "sets the attribute is_slow of 0.weight"), (lambda m, loss: m[0].weight.main_grad.sum(), "main_grad")):
+        train, optimizer = made(use, model)
+        assert "computed_numbers.py" in refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), word).line
+    train, optimizer = made(seen, model)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X.as_subclass(Doubled)), "Doubled", "operators")
+
+
 def refused_use(use):
     model = net()
     train, optimizer = made(use, model)
@@ -362,7 +460,6 @@ def refused_use(use):
 def other_uses_are_refused():
     """By the line, and nothing has changed."""
     kept = []
-    logging.raiseExceptions = False  # of a handler: it goes on without the text
 
     def caught(_model, loss):
         with contextlib.suppress(Exception):
@@ -374,16 +471,17 @@ def other_uses_are_refused():
             "new_zeros": lambda m, loss: loss.new_zeros((m[0].weight.detach() > 0.2).sum().item(), 2),
             "half": lambda m, loss: loss.detach().bfloat16() * loss.item(), "{loss.item(): 1}": lambda m, loss: {loss.item(): 1},
             "print(loss)": lambda m, loss: print(loss), "%s": lambda m, loss: logging.warning("%s", loss), "%f": lambda m, loss:
-            logging.warning("%f", loss.item()), "%.4f": lambda m, loss: logging.warning("%.4f", loss), "caught": caught, "type": lambda m, loss: type(loss.item())}
+            logging.warning("%f", loss.item()), "%.4f": lambda m, loss: logging.warning("%.4f", loss), "caught": caught}
     for name, use in uses.items():
         model = net()
         before = lade.torch.digest(model)
         train, optimizer = made(use, model)
-        fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
+        with mock.patch.object(logging, "raiseExceptions", False):  # of a handler: it goes on without the text
+            fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X))
         assert "computed_numbers.py" in fault.line, (name, fault)
-        words = {"kept": "adds the number of .item() to kept; return it, and add it after", "json": "call the function after",
+        words = {"kept": "adds the number of .item() to kept; return it, and add it after", "json": "print or log it",
                  "new_zeros": "give a size as int(n)", "str()": "print or log it", "print(loss)": "print or log it",
-                 "%s": "print or log it", "%f": "after the step", "%.4f": "print or log it", "type": "returns the type"}.get(name, "")
+                 "%s": "print or log it", "%f": "after the step", "%.4f": "print or log it"}.get(name, "")
         assert words in str(fault) and lade.torch.digest(model) == before and not kept, (name, fault)
     fault = refused_use(lambda m, loss: KEPT.kept.append(loss.item()))
     assert "keeps the number of .item() in Python" in str(fault) and "computed_numbers.py" in fault.line, fault
@@ -408,6 +506,9 @@ def other_uses_are_refused():
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
     if sys.version_info >= (3, 11):
+        numbers_have_pythons_types()
+        tensors_have_their_classes_and_addresses()
+        what_a_class_or_a_value_decides_is_refused()
         float_is_a_number()
         functions_named_float_are_the_users()
         float_is_seen_where_functions_are()

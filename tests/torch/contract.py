@@ -73,18 +73,20 @@ def plans_are_kept_on_disk():
 
 
 def refusals_take_the_longest_search():
-    """A budget that the short search misses is tried by the long one before it is refused."""
+    """A budget that the short search misses is tried by the long one before it is refused; that one and "min" end by moves."""
     tried, plan = [], lade.Graph.plan
 
-    def short_misses(graph, budget, *, time_limit_s, **own):
-        tried.append(time_limit_s)
+    def short_misses(graph, budget, *, time_limit_s=0, iterations=0, **own):
+        tried.append((time_limit_s, iterations))
         if len(tried) == 1:
             raise lade.DoesNotFit("none was found", 1)
-        return plan(graph, budget, time_limit_s=time_limit_s, **own)
+        return plan(graph, budget, time_limit_s=time_limit_s, iterations=iterations, **own)
     with mock.patch.object(train_step, "PLAN_SECONDS", (0.1, 0.7)), mock.patch.object(lade.Graph, "plan", short_misses):
-        _, _, step = made("75%")
-        step.prepare(*batch(6))
-    assert 0.1 <= tried[0] < tried[1] == 0.7, tried
+        for budget in ("75%", "min"):
+            _, _, step = made(budget)
+            step.prepare(*batch(6))
+    assert 0.1 <= tried[0][0] < 0.7 and tried[0][1] == 0, tried
+    assert tried[1] == tried[2] and tried[1][0] == 0 < tried[1][1], tried
 
 
 def gradients_of_the_caller_accumulate():

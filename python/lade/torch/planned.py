@@ -16,6 +16,9 @@ from .running import generate, parked, residents, tiers
 from .tracing.trace import without_collections
 from .values import Values, updates_early
 
+# Of a long search, without and with tiers: it ends by moves, so a busy machine finds the same plan.
+_MOVES_PER_SECOND = 200_000, 60_000
+_OP_MOVES_PER_SECOND = 100_000_000, 30_000_000  # moves times ops, which bound those of long graphs
 OPS_PER_SECOND = 3000 # of a search: longer ones of GPT-2's 1,480 ops find steps that are 0.1 % faster
 
 
@@ -205,14 +208,20 @@ class Planned:
         return plan
 
     def _search(self, budget, min_s, max_s, own, is_last):
-        """Return a plan, by a search that grows with the ops. For "min" and before a refusal it takes @max_s."""
-        seconds = max_s if budget == g.BUDGET_MIN else min(max_s, max(min_s, self.n_ops / OPS_PER_SECOND))
-        try:
-            return self.graph.plan(budget, time_limit_s=seconds, **own)
-        except DoesNotFit:
-            if seconds == max_s or not is_last:
-                raise
-            return self.graph.plan(budget, time_limit_s=max_s, **own)
+        """Return a plan, by a search that grows with the ops. For "min" and before a refusal it makes the moves of @max_s."""
+        if budget != g.BUDGET_MIN:
+            try:
+                return self.graph.plan(budget, time_limit_s=min(max_s, max(min_s, self.n_ops / OPS_PER_SECOND)), **own)
+            except DoesNotFit:
+                if not is_last:
+                    raise
+        return self.graph.plan(budget, iterations=self._moves(max_s), **own)
+
+    def _moves(self, seconds):
+        """Return how many moves a search makes in about @seconds on an idle core."""
+        has_tiers = bool(self.limits.host_bytes or self.limits.store_bytes)
+        rate = min(_MOVES_PER_SECOND[has_tiers], _OP_MOVES_PER_SECOND[has_tiers] // max(self.n_ops, 1))
+        return max(int(rate * seconds), 1)
 
     def bounded_ops(self):
         """Return {number: op} of ops whose scratch is a bound, one of each kind of call."""

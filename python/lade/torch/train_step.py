@@ -29,6 +29,7 @@ from .plans import PLANS_MAX, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
 from .tracing import arguments
+from .tracing.fakes import plain_attributes
 from .tracing.numbers import Deferred
 from .tracing.places import refuse_change
 from .tracing.reads import Known
@@ -123,7 +124,7 @@ class Step:
         try:
             leaves, ready = self._find(args, kwargs, branch)
         except CannotCapture as fault:
-            if branch and _is_users(fault.__cause__):
+            if branch and _is_users(fault.__cause__) and fault.op == type(fault.__cause__).__name__:
                 raise fault.__cause__  # the branch itself, such as a loop that stops at a loss of NaN
             raise
         self.last = ready
@@ -540,7 +541,7 @@ def _leaf_key(leaf):
         if leaf.is_nested or leaf.layout is not torch.strided:
             raise CannotCapture(NESTED if leaf.is_nested else SPARSE, "arguments", calling_line())
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad,
-                leaf.untyped_storage().nbytes(), leaf.storage_offset() * leaf.element_size() % 64)
+                leaf.untyped_storage().nbytes(), leaf.storage_offset() * leaf.element_size() % 64, plain_attributes(leaf))
     if isinstance(leaf, tuple) and any(isinstance(one, torch.Tensor) for one in leaf):  # torch 2.6 takes few kinds of tuples apart
         raise CannotCapture(f"this torch does not take a {type(leaf).__name__} among the arguments apart; give its tensors",
                             "arguments", calling_line())
@@ -589,9 +590,9 @@ def measure(train, *batch, **kwargs):
     events = events_of(train.device)
     train.last = ready
     train._call(batch, kwargs, events)
-    (most, _), given = events.peak(), train.measured["given_bytes"]
-    train.measured["peak_bytes"] = given + most
-    return {"peak_bytes": given + most, "given_bytes": given}
+    (maximum, _), given = events.peak(), train.measured["given_bytes"]
+    train.measured["peak_bytes"] = given + maximum
+    return {"peak_bytes": given + maximum, "given_bytes": given}
 
 
 def digest(model, optimizer=None):

@@ -278,8 +278,8 @@ class Runtime:
         if self.watching is not None:
             (index, events), self.watching = self.watching, None
             events.__exit__(None, None, None)
-            most, left = events.peak()
-            self.exact[index] = most - left
+            maximum, left = events.peak()
+            self.exact[index] = maximum - left
 
     # draws
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
 from ..forms import PLAIN
-from .numbers import ComputedNumber
+from .numbers import ComputedNumber, line_of
 from .places import ABSENT, keeps_fakes, refuse_change
 
 _ATTRIBUTES = object()  # in a path: the attributes of an object
@@ -154,7 +154,7 @@ class Arguments:
         leaves, spec = pytree.tree_flatten(now, is_leaf=lambda thing: self._is_held(thing, name))
         if any(type(leaf) is ComputedNumber for leaf in leaves):
             raise CannotCapture(f"the step keeps the number of .item() in {name}; return it, and assign it after the step",
-                                "arguments", next(leaf.line_of() for leaf in leaves if type(leaf) is ComputedNumber))
+                                "arguments", next(line_of(leaf) for leaf in leaves if type(leaf) is ComputedNumber))
         if isinstance(now, PLAIN):
             if type(now) is type(old) and now == old:
                 return None

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CannotCapture
-from . import numbers
+from . import fakes, numbers
 
 _ANSWERS_MAX = 1024  # of one capture: a model of a hundred layers asks a few times in each
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
@@ -59,6 +59,7 @@ _DIFFERS = torch.ne, _T.ne, _T.__ne__  # of a value and itself: it is no number
 _TRUTHS = _T.__bool__, torch.is_nonzero, _T.is_nonzero
 _ASKS = *_TRUTHS, _T.item
 _TEXTS = _T.__format__, _T.__repr__
+_SEEN = {_T.data_ptr: fakes.address, _T.is_set_to: fakes.is_set_to, _T.__deepcopy__: fakes.deep_copy}  # of fake tensors
 _SET_DATA = _T.data.__set__
 
 
@@ -103,6 +104,8 @@ class Branches(TorchFunctionMode):
         asked = [*args, *(kwargs or {}).values()]
         if func == _SET_DATA:
             self.assigned[id(args[0])] = self.line_of()
+        if func in _SEEN and isinstance(asked[0], FakeTensor):
+            return _SEEN[func](*asked)
         if func in _ASKS and id(asked[0]) in self.known:
             return self.answer(*self.known[id(asked[0])])
         if func in _TRUTHS and asked[0].dtype != torch.bool and asked[0].numel() == 1:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """float() of computed values within a step: during a capture calls of float() in the step's code become calls of as_float().
-sum() of Python 3.12 and later rounds another way than a chain of additions, so it becomes as_sum() there.
+sum() of Python 3.12 and later rounds another way than a chain of additions, so it becomes as_sum() there. type() of one object
+becomes as_type().
 
 float() returns a true float, so no object of a capture can stand for its result. A copy of each code object names as_float where
 the code calls float, and leaves it where the code compares or passes float itself. The flag of LOAD_GLOBAL that tells the two
-apart exists since Python 3.11; before, float() of a computed value is refused. Another thread that runs the copy meanwhile gets
-what float() gives it.
+apart exists since Python 3.11; before, float() of a computed value is refused, and type() gives a class of this package. So it
+does where type is passed to another function. Another thread that runs the copy meanwhile gets what float() gives it.
 """
 import builtins
 import collections
@@ -18,6 +19,7 @@ import types
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from . import numbers
 from .numbers import ComputedNumber, HAS_EXACT_SUMS, is_among, of_sum
 from .places import ENTRIES_MAX
 from .reads import is_users
@@ -34,7 +36,7 @@ def as_float(*args):
     if len(args) == 1 and isinstance(args[0], FakeTensor):
         args = args[0].item(),
     if len(args) == 1 and type(args[0]) is ComputedNumber:
-        return args[0].as_float()
+        return numbers.as_float(args[0])
     return float(*args)
 
 
@@ -47,8 +49,20 @@ def as_sum(*args, **kwargs):
     return of_sum(*rest, *kwargs.values(), values=values) if is_among(values + rest + list(kwargs.values())) else sum(values, *rest, **kwargs)
 
 
+def as_type(*args, **kwargs):
+    """Return type(*args, **kwargs), or the type that a computed number or a fake tensor has in an eager step."""
+    if len(args) == 1 and not kwargs:
+        if type(args[0]) is ComputedNumber:
+            return numbers.type_of(args[0])
+        return args[0].__class__ if type(args[0]) is FakeTensor else type(args[0])
+    name = sys._getframe(1).f_globals.get("__name__")
+    if len(args) == 3 and type(args[2]) is dict and name is not None:  # type() takes the module of its caller
+        args = *args[:2], {"__module__": name, **args[2]}
+    return type(*args, **kwargs)
+
+
 _Called = collections.namedtuple("_Called", "own plain stand_in")  # name of the stand-in, Python's function, the stand-in
-_CALLED = {"float": _Called("__lade_float__", float, as_float)}
+_CALLED = {"float": _Called("__lade_float__", float, as_float), "type": _Called("__lade_type__", type, as_type)}
 if HAS_EXACT_SUMS:
     _CALLED["sum"] = _Called("__lade_sum__", sum, as_sum)
 

@@ -8,22 +8,29 @@ such a tensor by the same path as a Python number: in double precision, without 
 numbers that size something become a question about a computed value. conversions.py serves float(). Any other use is refused.
 """
 import dis
+import json.encoder
 import math
 import operator
 import sys
+from numbers import Number
 from unittest import mock
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
 
 _TEXT = ("the value of a tensor decides what the step does; return the tensor, and call .item() after the step")
 _AS_TEXT = "the step makes text of the number of .item(); return the number, and print or log it after the step"
+_AS_ARRAY = "the step gives the number of .item() to NumPy; return the number, and call NumPy after the step"
+_AS_KEY = "the step makes a key of the number of .item(), as sets and dicts do; return the number, and do so after the step"
 _LATE = ("the step compares the number of .item() after optimizer.step(), and it could not begin anew for the other answer; compare "
          "before optimizer.step(), or return the number and compare after the step")
 _SUM = ("sum() of numbers of .item() rounds another way than additions; it is served where the step's own code calls it and the result "
         "is returned. Add by +, or return the number")
 HAS_EXACT_SUMS = sys.version_info >= (3, 12)  # sum() of floats carries the rounding errors along
+_PLAIN = int, float, bool, type(None)
+_NAMES = {kind: frozenset(dir(kind)) for kind in (int, float)}
 _WHOLE = math.floor, math.ceil, math.trunc  # functions of whole results
 _REAL = {function for name, function in vars(math).items() if callable(function)} - set(_WHOLE)  # a capture replaces the names
 _EXACT = operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.abs, float  # equal in Python and in torch
@@ -58,27 +65,54 @@ class Deferred:
 
 
 class ComputedNumber:
-    """A number of a capture: the value of a tensor, or a Python function's result of other numbers."""
+    """A number of a capture: the value of a tensor, or a Python function's result of other numbers.
+
+    It has the attributes of a number alone, so that code which asks for one by its attributes finds what it finds in eager steps.
+    """
+    __slots__ = ("_branches", "_base", "_function", "_operands", "_line", "_is_floating", "_is_plain")
 
     def __init__(self, branches, base=None, function=None, operands=(), line=None):
         """@base: a tensor of one element, read in the user's @line, or None for a number that @function makes of its @operands."""
-        self.branches, self.base, self.function, self.operands, self.line = branches, base, function, operands, line
-        self.is_floating = base.is_floating_point() if function is None else \
-            not _is_whole(function, operands) and (function in (operator.truediv, float) or function in _REAL or any(map(_is_floating, operands)))
+        self._branches, self._base, self._function, self._operands, self._line = branches, base, function, operands, line
+        self._is_floating = base.is_floating_point() if function is None else _makes_floating(function, operands)
+        self._is_plain = all(one._is_plain if type(one) is ComputedNumber else type(one) in _PLAIN for one in operands)
 
     @property
     def __class__(self):  # code may ask whether it is a number
-        return float if self.is_floating else int
+        return float if self._is_floating else int
 
     @classmethod
-    def __torch_function__(cls, func, _types, _args=(), _kwargs=None):
-        raise CannotCapture(_TEXT, getattr(func, "__name__", str(func)))  # behind branches.py, which replaces operands
+    def __torch_function__(cls, func, _types, args=(), kwargs=None):  # behind branches.py, which replaces operands
+        found = (one for one in pytree.tree_leaves((args, kwargs or {})) if type(one) is ComputedNumber)
+        refuse(found, _TEXT, getattr(func, "__name__", str(func)))
+
+    def __array__(self, *_args, **_kwargs):
+        refuse([self], _AS_ARRAY, "numpy")
+
+    __array_ufunc__ = __array__
+
+    def __getattr__(self, name):  # of no attribute above
+        if name in _NAMES[self.__class__]:
+            refuse([self], _TEXT, name)
+        raise AttributeError(f"{self.__class__.__name__!r} object has no attribute {name!r}")
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, _memo):
+        return self
+
+    def __reduce_ex__(self, _protocol):
+        refuse([self], _TEXT, "pickle")
+
+    def __hash__(self):
+        refuse([self], _AS_KEY, "hash()")
 
     def _parts(self):
         """Return the computed numbers that this one is made of and itself, each behind its operands."""
         found, queue = {}, [self]
         while queue:
-            todo = [one for one in queue[-1].operands if type(one) is ComputedNumber and id(one) not in found]
+            todo = [one for one in queue[-1]._operands if type(one) is ComputedNumber and id(one) not in found]
             if not todo:
                 one = queue.pop()
                 found[id(one)] = one
@@ -89,112 +123,109 @@ class ComputedNumber:
         """Return the number's value, of leaf(base) and join(number, values of its operands); no recursion bounds a sum."""
         made = {}
         for one in self._parts():
-            made[id(one)] = leaf(one.base) if one.function is None else \
-                join(one, [made[id(other)] if type(other) is ComputedNumber else other for other in one.operands])
+            made[id(one)] = leaf(one._base) if one._function is None else \
+                join(one, [made[id(other)] if type(other) is ComputedNumber else other for other in one._operands])
         return made[id(self)]
 
-    @property
-    def bases(self):
-        """The tensors of the number, in the order of deferred()."""
-        return [one.base for one in self._parts() if one.function is None]
+    def _bases(self):
+        return [one._base for one in self._parts() if one._function is None]
 
-    def tensor(self):
+    def _tensor(self):
         """Return a 0-dimensional tensor of the number, in double precision or of whole numbers."""
         def taken(base):
             kind = torch.float64 if base.is_floating_point() else torch.int64
             return base.detach().reshape(()).to(device="cpu", dtype=kind)
 
         def joined(one, operands):
-            if one.function not in _EXACT:
-                raise CannotCapture(*((_SUM, "sum") if one.function is _summed else (_TEXT, one.function.__name__)))
-            kind = torch.float64 if one.is_floating else torch.int64
-            if one.function is operator.truediv and type(one.operands[1]) is ComputedNumber:
-                one.operands[1].refuse_zero(operands[1])
+            if one._function not in _EXACT:
+                refuse([self], *((_SUM, "sum") if one._function is _summed else (_TEXT, one._function.__name__)))
+            kind = torch.float64 if one._is_floating else torch.int64
+            if one._function is operator.truediv and type(one._operands[1]) is ComputedNumber:
+                one._operands[1]._refuse_zero(operands[1])
             operands = [each.to(kind) if isinstance(each, torch.Tensor) else each for each in operands]
-            return operands[0] if one.function is float else one.function(*operands)
+            return operands[0] if one._function is float else one._function(*operands)
         return self._folded(taken, joined)
 
-    def refuse_zero(self, tensor):
+    def _refuse_zero(self, tensor):
         """Raise Python's error in the branch of the step where this divisor is 0; one question serves equal divisors.
 
         @tensor: of the number.
         """
         form = self._form()
-        if form not in self.branches.are_zero:
-            self.branches.are_zero[form] = self.branches.answer(tensor == 0, False)
-        if self.branches.are_zero[form]:
+        if form not in self._branches.are_zero:
+            self._branches.are_zero[form] = self._branches.answer(tensor == 0, False)
+        if self._branches.are_zero[form]:
             raise ZeroDivisionError("division by zero")
 
     def _form(self):
         """Return a key of how the number is made. The copies of branches.py live, so their ids serve."""
-        forms = self.branches.forms
+        forms = self._branches.forms
 
         def joined(one, operands):
             own = tuple(each if type(other) is ComputedNumber else (type(other), other)
-                        for each, other in zip(operands, one.operands))
-            return forms.setdefault((one.function, *own), len(forms))
+                        for each, other in zip(operands, one._operands))
+            return forms.setdefault((one._function, *own), len(forms))
         return self._folded(lambda base: forms.setdefault(id(base), len(forms)), joined)
-
-    def line_of(self):
-        """Return the user's line that read the number, or the first of those that it is made of."""
-        return next((one.line for one in self._parts() if one.line), None)
-
-    def deferred(self):
-        parts = self._parts()
-        made = {id(one): _Made(i) for i, one in enumerate(parts)}
-        return Deferred([(one.function, [made.get(id(other), other) for other in one.operands]) for one in parts])
 
     # in Python
 
     def _add(self, function, *operands):
         """Return a sum of two operands. CannotCapture where a function in C adds, such as sum(), which adds floats by a way of its own."""
         made = self._with(function, *operands)
-        if HAS_EXACT_SUMS and type(made) is ComputedNumber and made.is_floating:
+        if HAS_EXACT_SUMS and type(made) is ComputedNumber and made._is_floating:
             frame = sys._getframe(2)
             if dis.opname[frame.f_code.co_code[frame.f_lasti]] != "BINARY_OP":
-                raise CannotCapture(_SUM, "sum")
+                refuse([self], _SUM, "sum")
         return made
 
     def _with(self, function, *operands):
-        if any(isinstance(one, torch.Tensor) for one in operands):
-            return NotImplemented  # the tensor's own operator, which branches.py serves
-        return ComputedNumber(self.branches, None, function, operands)
+        if not all(isinstance(one, (int, float)) or one is None and function is round for one in operands):
+            return NotImplemented  # the other operand's own operator, such as that of a tensor, which branches.py serves
+        return ComputedNumber(self._branches, None, function, operands)
+
+    def _power(self, base, exponent, modulus=None):
+        if modulus is not None:
+            refuse([self], _TEXT, "pow")
+        if isinstance(base, int) and isinstance(exponent, int) and type(exponent) is ComputedNumber:
+            refuse([self], _TEXT, "pow")  # the exponent's sign decides the type
+        return self._with(operator.pow, base, exponent)
 
     def _is(self, function, other):
         """Return the answer of a comparison, in this branch of the step."""
         if isinstance(other, torch.Tensor):
             return NotImplemented
         if not isinstance(other, (int, float)):  # computed ones are, by their class
+            if isinstance(other, Number):
+                refuse([self], _TEXT, function.__name__)
             return NotImplemented
-        own = self.tensor()
+        own = self._tensor()
         if _is_floating(self) or _is_floating(other):  # torch takes a whole number and a float in single precision
-            own, other = own.double(), other.tensor().double() if type(other) is ComputedNumber else float(other)
-        return self._compared(function(own, other.tensor() if type(other) is ComputedNumber else other))
+            if type(other) is not ComputedNumber and float(other) != other:
+                refuse([self], _TEXT, function.__name__)  # Python compares all digits of a whole number
+            own, other = own.double(), other._tensor().double() if type(other) is ComputedNumber else float(other)
+        return self._compared(function(own, other._tensor() if type(other) is ComputedNumber else other))
 
     def _compared(self, flag):
-        if self.branches.is_late():
-            raise CannotCapture(_LATE, "value of a tensor")
-        return self.branches.answer(flag, False)
+        if self._branches.is_late():
+            refuse([self], _LATE, "value of a tensor")
+        return self._branches.answer(flag, False)
 
-    def is_true(self, test, guess):
+    def _is_true(self, test, guess):
         """Return the answer of a test such as torch.isfinite, in this branch of the step."""
-        return self.branches.answer(test(self.tensor()), guess)
+        return self._branches.answer(test(self._tensor()), guess)
 
     def __bool__(self):
-        return self._compared(self.tensor() != 0)
+        return self._compared(self._tensor() != 0)
 
     def _whole(self, text=_TEXT):
         """Return a whole number by questions about its tensors; refuse by @text if they have no answer."""
-        if not self.is_floating:
-            for base in self.bases:
-                self.branches.watch.learn(base)
-        if self.is_floating or not all(map(self.branches.watch.knows, self.bases)):
-            self.branches.refuse(text, "value of a tensor")
-        return self._folded(torch.Tensor.item, lambda one, operands: one.function(*operands))
-
-    def as_float(self):
-        """Return the number that float() makes of this one."""
-        return self if self.is_floating else self._with(float, self)
+        watch = self._branches.watch
+        if not self._is_floating:
+            for base in self._bases():
+                watch.learn(base)
+        if self._is_floating or not all(map(watch.knows, self._bases())):
+            refuse([self], text, "value of a tensor")
+        return self._folded(torch.Tensor.item, lambda one, operands: one._function(*operands))
 
     def __float__(self):
         return float(self._whole())
@@ -209,7 +240,52 @@ class ComputedNumber:
         return self._whole()
 
     __index__ = __trunc__ = __int__
-    __hash__ = None
+
+
+# Functions of other files have the numbers as arguments, because a number's own attributes are those of Python's numbers.
+
+def refuse(found, text, op):
+    """Raise CannotCapture with the user's line by the first of the numbers @found. The capture fails even if code catches it."""
+    for number in found:
+        number._branches.refuse(text, op)
+    raise CannotCapture(text, op)
+
+
+def line_of(number):
+    """Return the user's line that read a number, or the first of those that it is made of."""
+    return next((one._line for one in number._parts() if one._line), None)
+
+
+def bases_of(number):
+    """Return the tensors of a number, in the order of deferred()."""
+    return number._bases()
+
+
+def deferred(number):
+    """Return the Deferred that makes a number after the step."""
+    parts = number._parts()
+    made = {id(one): _Made(i) for i, one in enumerate(parts)}
+    return Deferred([(one._function, [made.get(id(other), other) for other in one._operands]) for one in parts])
+
+
+def as_float(number):
+    """Return the number that float() makes of another one."""
+    return number if number._is_floating else number._with(float, number)
+
+
+def type_of(number):
+    """Return Python's type of a number. CannotCapture if another library's scalar is an operand, whose type decides it."""
+    if not number._is_plain:
+        refuse([number], _TEXT, "type()")
+    return number.__class__
+
+
+def _makes_floating(function, operands):
+    """True if a function's result is a float."""
+    if function is operator.pow and not any(map(_is_floating, operands)):
+        return operands[1] < 0
+    return not _is_whole(function, operands) and (function in (operator.truediv, float) or function in _REAL
+                                                  or any(map(_is_floating, operands)))
 
 
 def _is_whole(function, operands):
@@ -218,7 +294,7 @@ def _is_whole(function, operands):
 
 
 def _is_floating(one):
-    return one.is_floating if type(one) is ComputedNumber else isinstance(one, float)
+    return one._is_floating if type(one) is ComputedNumber else isinstance(one, float)
 
 
 def _add_operators():
@@ -230,9 +306,11 @@ def _add_operators():
 
     def compared(function):
         return lambda self, other: self._is(function, other)
-    for name in ("sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    for name in ("sub", "mul", "truediv", "floordiv", "mod"):
         setattr(ComputedNumber, f"__{name}__", unary(getattr(operator, name)))
         setattr(ComputedNumber, f"__r{name}__", reflected(getattr(operator, name)))
+    ComputedNumber.__pow__ = lambda self, other, modulus=None: self._power(self, other, modulus)
+    ComputedNumber.__rpow__ = lambda self, other, modulus=None: self._power(other, self, modulus)
     ComputedNumber.__add__ = lambda self, other: self._add(operator.add, self, other)
     ComputedNumber.__radd__ = lambda self, other: self._add(operator.add, other, self)
     for name in ("neg", "pos", "abs"):
@@ -248,7 +326,10 @@ _add_operators()
 def _of_computed(function, operands):
     """Return the number that a function of Python's makes of computed ones."""
     first = next(one for one in operands if type(one) is ComputedNumber)
-    return first._with(function, *operands)
+    made = first._with(function, *operands)
+    if made is NotImplemented:
+        refuse([first], _TEXT, function.__name__)
+    return made
 
 
 def _summed(start, *values):
@@ -274,8 +355,8 @@ def _sized(one, name):
     if isinstance(one, (list, tuple)):
         return [_sized(each, name) for each in one] if is_among([one]) else one
     if type(one) is ComputedNumber:
-        if one.is_floating:
-            raise CannotCapture(_TEXT, name)
+        if one._is_floating:
+            refuse([one], _TEXT, name)
         return int(one)
     return one
 
@@ -290,15 +371,15 @@ def with_tensors(func, args, kwargs):
     if name not in _WITH_TENSORS or len(operands) != 2 or len(others) != 1:
         return [_sized(one, name or str(func)) for one in args], {key: _sized(one, name) for key, one in kwargs.items()}
     other = others[0]
-    if name in _QUOTIENTS and operands[0] is other and not other.dim() and other.device.type == "cuda":  # eager takes 1 / number
-        raise CannotCapture(_TEXT, name)
-    if not other.dtype.is_floating_point or not other.dim() and other.dtype not in (torch.float32, torch.float64):
-        raise CannotCapture(_TEXT, name)
+    is_scalar = not other.dim()
+    is_reciprocal = name in _QUOTIENTS and operands[0] is other and is_scalar and other.device.type == "cuda"  # in eager steps
+    if is_reciprocal or not other.dtype.is_floating_point or is_scalar and other.dtype not in (torch.float32, torch.float64):
+        refuse((one for one in operands if type(one) is ComputedNumber), _TEXT, name)
 
     def operand(one):
         if type(one) is not ComputedNumber:
             return one
-        made = one.tensor()
+        made = one._tensor()
         return made if other.dim() else made.to(device=other.device, dtype=other.dtype)
     return list(map(operand, args)), {key: operand(one) for key, one in kwargs.items()}
 
@@ -315,5 +396,18 @@ def patches():
             yield mock.patch.object(math, name, called)
     for name, test, guess in (("isfinite", torch.isfinite, True), ("isnan", torch.isnan, False), ("isinf", torch.isinf, False)):
         def tested(number, plain=getattr(math, name), test=test, guess=guess):
-            return number.is_true(test, guess) if type(number) is ComputedNumber else plain(number)
+            return number._is_true(test, guess) if type(number) is ComputedNumber else plain(number)
         yield mock.patch.object(math, name, tested)
+    if json.encoder.c_make_encoder is not None:
+        yield mock.patch.object(json.encoder, "c_make_encoder", _encoder(json.encoder.c_make_encoder))
+
+
+def _encoder(plain):
+    """Return json's maker of encoders in C, which take a computed number for an object that the user's function makes text of."""
+    def made(markers, default, *rest):
+        def encoded(thing):
+            if type(thing) is ComputedNumber:
+                refuse([thing], _AS_TEXT, "json")
+            return default(thing)
+        return plain(markers, encoded, *rest)
+    return made

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import CannotCapture
 from .. import generators, optimizers
-from . import assignment, numbers, packed, spans
+from . import assignment, fakes, numbers, packed, spans
 from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.
@@ -293,6 +293,7 @@ def capturing(recorder):
     other = _refusing("optimizer.step", "the step drives an optimizer that it was not given; give all of them as optimizer=[...]")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_seed_kept())
+        stack.enter_context(fakes.showing())
         lines = stack.enter_context(_draws_noted(recorder.branches.line_of))
         stack.callback(register_optimizer_step_pre_hook(other).remove)
         if checkpoint:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ...errors import CannotCapture
 from .. import forms
 from ..forms import PLAIN as _PLAIN
-from .numbers import ComputedNumber
+from .numbers import ComputedNumber, line_of
 
 MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
 _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multiprocessing", "weakref", "importlib",
@@ -265,7 +265,7 @@ class Places:
             elif len(container) != len(before) or _has_rolled(container, before):
                 if any(type(one) is ComputedNumber for one in container):
                     raise CannotCapture(f"the step adds the number of .item() to {name}; return it, and add it after the step",
-                                        "Python state", next(one.line_of() for one in container if type(one) is ComputedNumber))
+                                        "Python state", next(line_of(one) for one in container if type(one) is ComputedNumber))
                 refuse_change(f"len({name})")
             else:
                 for i, value in enumerate(before):
@@ -289,7 +289,7 @@ class Places:
         leaves = pytree.tree_leaves(now)
         if any(type(leaf) is ComputedNumber for leaf in leaves):
             raise CannotCapture(f"the step keeps the number of .item() in {name}; return it, and assign it after the step",
-                                "Python state", next(leaf.line_of() for leaf in leaves if type(leaf) is ComputedNumber))
+                                "Python state", next(line_of(leaf) for leaf in leaves if type(leaf) is ComputedNumber))
         if any(not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf) for leaf in leaves):
             raise CannotCapture(f"the step keeps a {type(now).__name__} with tensors in {name}; keep the tensors alone, or "
                                 "return them", "Python state")

@@ -14,14 +14,14 @@ from .imports import Imports
 
 _NAME = "_compute_mask_indices"
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
-_LIBRARY.define("spans(Tensor? mask, str module, int[] shape, float share, int length, int least) -> Tensor",
+_LIBRARY.define("spans(Tensor? mask, str module, int[] shape, float share, int length, int minimum) -> Tensor",
                 tags=(torch.Tag.nondeterministic_seeded,))
 
 
-def _spans(mask, module, shape, share, length, least):
+def _spans(mask, module, shape, share, length, minimum):
     function = getattr(sys.modules[module], _NAME)
     function = getattr(function, "plain", function)  # a capture in another thread may have replaced it
-    return torch.from_numpy(function(tuple(shape), share, length, mask, least)).clone()  # in memory of torch's allocator
+    return torch.from_numpy(function(tuple(shape), share, length, mask, minimum)).clone()  # in memory of torch's allocator
 
 
 def _described(_mask, _module, shape, _share, _length, _min):

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
 from ...errors import CannotCapture
-from . import conversions, patches
+from . import conversions, fakes as shown, numbers, patches
 from .. import forms, optimizers
 from .arguments import Arguments
 from .branches import Asked, Branches
@@ -31,10 +31,11 @@ from .places import Found, Places, keeps_fakes
 from .reads import Codes, Reads
 from .watch import COUNTS, NESTED, SPARSE, Watch
 
-_TORCH = os.path.dirname(torch.__file__)
-_STDLIB, _PACKAGES = (os.path.join(os.path.dirname(file), "") for file in (os.__file__, _TORCH))
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_STDLIB, _PACKAGES = (os.path.join(os.path.dirname(file), "") for file in (os.__file__, os.path.dirname(torch.__file__)))
 _NESTED, _COMPILED = os.path.join(_TORCH, "nested", ""), os.path.join(_TORCH, "_dynamo", "")
-_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+_INNER = _TORCH, _OWN, os.path.join(_PACKAGES, "numpy", ""), "<"
 _PLAIN = (int, float, bool, str)
 
 
@@ -88,6 +89,7 @@ class Given:
         return (tuple(module.training for _, module in self.modules),
                 tuple((p.requires_grad, p.grad is None, p.dtype, p.shape, p.device) for _, p in self.params),
                 tuple((t.dtype, t.shape, t.device) for _, t in self.buffers),
+                tuple(shown.plain_attributes(t) for _, t in (*self.params, *self.buffers)),
                 tuple(tuple((key, getattr(value, "dtype", None)) for key, value in state.get(p, {}).items())
                       for p in self.opt_params),
                 tuple(len(group["params"]) for group in self.optimizer.param_groups) if self.optimizer else (),
@@ -216,8 +218,8 @@ class Trace:
 
 
 def _is_inner(file):
-    """True for a file of torch, of this package or of Python's library."""
-    return file.startswith((_TORCH, _OWN, "<")) or file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
+    """True for a file of torch, of NumPy, of this package or of Python's library."""
+    return file.startswith(_INNER) or file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
 
 
 def user_line(fault):
@@ -478,7 +480,7 @@ def _refuse_kept(watch, known):
     number = next((thing for thing in gc.get_referrers(kept) if type(thing) is ComputedNumber), None)
     if number is not None:
         raise CannotCapture("the step keeps the number of .item() in Python; return it, and keep it after the step",
-                            "Python state", number.line)
+                            "Python state", numbers.line_of(number))
     holders = {type(thing).__name__ for thing in gc.get_referrers(kept) if not isinstance(thing, types.FrameType)}
     raise CannotCapture(f"the step keeps a tensor of shape {tuple(kept.shape)} in Python ({', '.join(sorted(holders))}), "
                         "which a captured step would not renew; return it, or keep it in an attribute, a dict or a list",
@@ -534,8 +536,13 @@ class _Fakes:
             self.own = {id(t): fake(t) for _, t in (*given.params, *given.buffers)}
             self.states, self.state_names = _fake_state(given, mode, self.own, optimizer)
             self.grads = {id(p): fake(p.grad) for _, p in given.params if p.grad is not None}
+            self.attributes = {name: (self.own[id(t)], shown.show(self.own[id(t)], t))
+                               for name, t in (*given.params, *given.buffers)}
             self.batch = [self.own.get(id(leaf)) if id(leaf) in self.own else
                           fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            for made, leaf in zip(self.batch, leaves):
+                if isinstance(leaf, torch.Tensor) and id(leaf) not in self.own:
+                    shown.show(made, leaf)
 
     def inputs(self):
         """Return (kind, name, place, fake tensor) of the graph's inputs."""
@@ -586,6 +593,8 @@ class _Body:
         if self.watch.branches.refusal is not None:
             raise self.watch.branches.refusal
         self._refuse_data(argued, storages)
+        for name, (fake, before) in self.fakes.attributes.items():
+            shown.refuse_set(name, fake, before)
         tensors = [*self._returned(out), *self._left()]
         self.result.n_tensors = len(tensors)
         return [t.detach() if isinstance(t, FakeTensor) else t for t in (*tensors, *self._grads())]
@@ -631,8 +640,8 @@ class _Body:
             if isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
             elif type(leaf) is ComputedNumber:
-                tensors += leaf.bases
-                result.out_leaves[i] = leaf.deferred()
+                tensors += numbers.bases_of(leaf)
+                result.out_leaves[i] = numbers.deferred(leaf)
             elif leaf is ComputedNumber:
                 raise CannotCapture("the step returns the type of a number of .item(); return the number", "return")
             elif keeps_fakes(leaf):
