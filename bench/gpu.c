@@ -143,8 +143,8 @@ static uint64_t call_submit(struct bench *bench, const void *work, struct lade_s
 {
   const struct call *call = work;
   uint64_t count = 0;
-  lade_cuda_kernels_submit(bench->kernels, bench->compute, call->kernel, call->args, &bench->words->step, ret_span,
-                           &count);
+  const struct lade_cuda_work launched = {call->kernel, call->args, &bench->words->step};
+  lade_cuda_kernels_submit(bench->kernels, bench->compute, &launched, ret_span, &count);
   return count;
 }
 

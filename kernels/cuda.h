@@ -64,21 +64,26 @@ const char *lade_cuda_kernels_note(const lade_cuda_kernels *kernels);
 /* Return one line on the attention that is wrong on this GPU, and its replacement; else "". */
 const char *lade_cuda_kernels_attention_note(const lade_cuda_kernels *kernels);
 
-/*
- * Submit @kernel to @queue, which is a stream's. @args have device addresses and are read before this returns; @step is
- * the address of the step block in memory that the device reads when the kernel runs. Its event is (@queue,
- * *ret_count); if the driver refuses a launch, the device's status is set. Blocks only while the queue is full.
- */
-void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queue, enum lade_kernel kernel,
-                              const void *args, const struct lade_step *step, struct lade_span *ret_span,
-                              uint64_t *ret_count);
+/* A kernel to launch. */
+struct lade_cuda_work {
+  enum lade_kernel kernel;
+  const void *args;             /* they have device addresses, and are read before the call returns */
+  const struct lade_step *step; /* address of the step block in memory that the device reads when the kernel runs */
+};
 
 /*
- * Put all launches of @kernel on @stream, as a submission does, and add their number to @n_launches. pre: called in the
+ * Submit @work to @queue, which is a stream's. Its event is (@queue, *ret_count); if the driver refuses a launch, the
+ * device's status is set. Blocks only while the queue is full.
+ */
+void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queue, const struct lade_cuda_work *work,
+                              struct lade_span *ret_span, uint64_t *ret_count);
+
+/*
+ * Put all launches of @work on @stream, as a submission does, and add their number to @n_launches. pre: called in the
  * enqueue function of a graph. Returns the CUresult of the first that the driver refused; a product that the library
  * refused is in @error alone.
  */
-int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, enum lade_kernel kernel, const void *args,
-                          const struct lade_step *step, int *n_launches, struct lade_error *error);
+int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, const struct lade_cuda_work *work,
+                          int *n_launches, struct lade_error *error);
 
 #endif

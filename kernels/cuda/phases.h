@@ -15,7 +15,7 @@
  * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
  * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
-#define LADE_CUDA_REVISION 12
+#define LADE_CUDA_REVISION 13
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
 #define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
@@ -187,6 +187,9 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_WGMMA_THREADS (2 * LADE_CUDA_WGMMA_ROWS)
 #define LADE_CUDA_WGMMA_BLOCKS(dim) ((dim) == 64 ? 2 : 1)
 #define LADE_CUDA_WGMMA_TILE(dim) ((dim) == 64 ? 64 : 128)
+#define LADE_CUDA_WGMMA_DQ_ROWS(dim) ((dim) == 64 ? 64 : 128)
+#define LADE_CUDA_WGMMA_DQ_THREADS(dim) (2 * LADE_CUDA_WGMMA_DQ_ROWS(dim))
+#define LADE_CUDA_WGMMA_DQ_BLOCKS(dim) ((dim) == 64 ? 4 : 1)
 #define LADE_CUDA_WGMMA_DQ_TILE(dim) ((dim) == 64 ? 64 : 128)
 #define LADE_CUDA_WGMMA_DKV_ROWS(dim) ((dim) == 64 ? 64 : 128)
 #define LADE_CUDA_WGMMA_DKV_THREADS(dim) (2 * LADE_CUDA_WGMMA_DKV_ROWS(dim))
@@ -227,10 +230,11 @@ LADE_INLINE int64_t lade_cuda_attention_blocks(const struct lade_attention_bwd_a
   return a->batch * ((a->seq_len + block_rows - 1) / block_rows);
 }
 
-LADE_INLINE int64_t lade_cuda_bias_keys_begin(const struct lade_attention_bwd_args *a)
+/* Return the floats before the second of them. @head_dim: @a's, a constant in kernels, where no thread divides then. */
+LADE_INLINE int64_t lade_cuda_bias_keys_begin(const struct lade_attention_bwd_args *a, int64_t head_dim)
 {
   return lade_cuda_dkv_parts_begin(a) +
-         lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_ROWS) * a->heads * a->head_dim;
+         lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_DQ_ROWS(head_dim)) * a->heads * head_dim;
 }
 
 /*

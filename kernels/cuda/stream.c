@@ -73,18 +73,17 @@ static int submission_enqueue(void *stream, void *args)
   return submission->result;
 }
 
-void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queue, enum lade_kernel kernel,
-                              const void *args, const struct lade_step *step, struct lade_span *ret_span,
-                              uint64_t *ret_count)
+void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queue, const struct lade_cuda_work *work,
+                              struct lade_span *ret_span, uint64_t *ret_count)
 {
-  struct submission submission = submission_make(kernels, kernels->table.fn[kernel], args, step);
+  struct submission submission = submission_make(kernels, kernels->table.fn[work->kernel], work->args, work->step);
   lade_cuda_queue_enqueue(queue, submission_enqueue, &submission, ret_span, ret_count);
 }
 
-int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, enum lade_kernel kernel, const void *args,
-                          const struct lade_step *step, int *n_launches, struct lade_error *error)
+int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, const struct lade_cuda_work *work,
+                          int *n_launches, struct lade_error *error)
 {
-  struct submission submission = submission_make(kernels, kernels->table.fn[kernel], args, step);
+  struct submission submission = submission_make(kernels, kernels->table.fn[work->kernel], work->args, work->step);
   submission_put(&submission, stream);
   *n_launches += submission.n_launches;
   if (submission.error.code)

@@ -83,10 +83,10 @@ int probe_gpu_put(struct probe_gpu *gpu, uint64_t address, const void *src, uint
 static int64_t kernels_ns(struct probe_gpu *gpu, enum lade_kernel kernel, const void *args, int n)
 {
   struct lade_span first = {0}, last = {0};
+  const struct lade_cuda_work work = {kernel, args, (const struct lade_step *)(uintptr_t)gpu->step.address};
   uint64_t count = 0;
   for (int i = 0; i < n; i++)
-    lade_cuda_kernels_submit(gpu->probed->kernels, gpu->compute, kernel, args,
-                             (const struct lade_step *)(uintptr_t)gpu->step.address, i ? &last : &first, &count);
+    lade_cuda_kernels_submit(gpu->probed->kernels, gpu->compute, &work, i ? &last : &first, &count);
   if (lade_queue_sync(gpu->compute, count))
     return 1;
   return LADE_MAX((n > 1 ? last.end_ns : first.end_ns) - first.start_ns, 1);

@@ -52,7 +52,7 @@ static void the_largest_attention_has_a_grid(void **state)
 
 struct grid_list {
   struct lade_cuda_launcher base;
-  unsigned dkv_blocks;       /* of the gradients of keys and values */
+  unsigned dq_blocks, dkv_blocks; /* of the gradients of queries; of keys and values */
   unsigned n_sums, n_deltas; /* launches of the sum of parts, and of delta */
 };
 
@@ -67,6 +67,8 @@ static void grid_note(const struct lade_cuda_launcher *launcher, const struct la
     list->n_deltas++;
   else if (strstr(name, "dkv"))
     list->dkv_blocks = launch->grid[0] * launch->grid[1] * launch->grid[2];
+  else if (strstr(name, "dq"))
+    list->dq_blocks = launch->grid[0] * launch->grid[1] * launch->grid[2];
 }
 
 /*
@@ -102,6 +104,9 @@ static void few_key_heads_are_divided(void **state)
     lade_cuda_attention_choose(&table, LADE_K_ATTENTION_BWD, cases[i].attention);
     table.fn[LADE_K_ATTENTION_BWD](&ctx, &args);
     assert_int_equal(list.dkv_blocks, cases[i].n_blocks);
+    if (cases[i].attention == LADE_CUDA_BY_WGMMA) /* for heads of 64 one warpgroup, so that blocks overlap */
+      assert_int_equal(list.dq_blocks,
+                       args.batch * args.heads * lade_div_up(args.seq_len, args.head_dim == 64 ? 64 : 128));
     assert_int_equal(list.n_sums, cases[i].n_parts > 1);
     assert_int_equal(list.n_deltas, cases[i].attention != LADE_CUDA_BY_WGMMA); /* there dq makes it */
     const int64_t n_rows = args.batch * args.seq_len, delta = (n_rows * args.heads + 3) / 4 * 4;

@@ -203,7 +203,6 @@ class Model(unittest.TestCase):
         self.assertEqual(sass.block_turns('attention_wgmma_fwd_64_bf16'), (1024 + 128) / 2 / 64)
         self.assertEqual(sass.block_turns('attention_wgmma_dkv_64_bf16'), (1024 + 64) / 2 / 64)
         self.assertEqual(sass.diagonal_get('attention_wgmma_dkv_64_bf16'), 1 + 64 / 1024)
-        # the first 64 queries of a block of 128 have no product with the block's last tile of 64 keys
         self.assertEqual(sass.block_turns('attention_wgmma_dq_64_bf16'), (1024 + 64) / 2 / 64)
         self.assertEqual(sass.diagonal_get('attention_wgmma_dq_64_bf16'), 1 + 64 / 1024)
         self.assertEqual(sass.diagonal_get('attention_wgmma_dq_128_bf16'), 1 + 128 / 4096)
@@ -218,6 +217,14 @@ class Model(unittest.TestCase):
         self.assertAlmostEqual(parts['products of layers'] * MODEL_ATTENTION / attention, 1)
         self.assertGreater(whole, share(4)[1])
         self.assertAlmostEqual(share(3, 0.5)[0]['products of layers'], 2 * parts['products of layers'])
+
+    def test_attention_beside_a_gpu_counts_the_same_operations(self):
+        peak = GPU['tensor_flops'] * GPU['multiprocessors'] * GPU['clock_hz']
+        parts = sass.step_reckon(lambda kernel: 1, GPU, 3)[0]
+        for (part, reckoned, measured, measured_ns), ns in zip(sass.attention_beside(parts), (
+                parts['attention forward'], parts['attention dq'] + parts['attention dk, dv'])):
+            self.assertAlmostEqual(reckoned * ns, measured * measured_ns, msg=part, delta=1e3)
+            self.assertLess(reckoned, peak)  # the diagonal's masked halves, and scores made again
 
     def test_changes_shorten_the_step_and_move_no_work(self):
         rows = sass.changes_reckon(lambda kernel: 0.5, GPU)
@@ -236,6 +243,7 @@ class Model(unittest.TestCase):
     def test_shared_memory_follows_the_launches(self):
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_fwd_128_bf16'), 225 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_dq_128_bf16'), 225 << 10)
+        self.assertEqual(sass.launch_shared_bytes('attention_wgmma_dq_64_bf16'), 49 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_mma_dkv_64_bf16'), 49 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_mma_more_fwd_256_bf16'), 64 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_dkv_sum_bf16'), 256)

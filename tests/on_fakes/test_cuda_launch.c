@@ -71,7 +71,8 @@ static void step_put(struct gpu *gpu, uint32_t number)
 static int run(struct gpu *gpu, enum lade_kernel kernel, const void *args)
 {
   uint64_t count = 0;
-  lade_cuda_kernels_submit(gpu->kernels, gpu->compute, kernel, args, gpu->step, NULL, &count);
+  const struct lade_cuda_work work = {kernel, args, gpu->step};
+  lade_cuda_kernels_submit(gpu->kernels, gpu->compute, &work, NULL, &count);
   return lade_queue_sync(gpu->compute, count);
 }
 

@@ -2,17 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tag, one concept: no tag of a struct, union or enum is defined twice in the library, kernels, tools and preload.
 
-A tag local to a file takes its noun first (`struct cache_block`, `struct pool_job`). TWINS lists the tags that a
-host kernel and its CUDA twin share on purpose.
+A tag local to a file takes its noun first (`struct cache_block`, `struct pool_job`).
 """
 import re
 
 import tree
 
 FOLDERS = ("include/", "src/", "kernels/", "tools/", "preload/")
-TWINS = {
-    "sigmoid": "the sigmoid and its slope: FP64 in the host's reference, FP32 on GPUs",
-}
 DEFINITION = re.compile(r"\b(?:struct|union|enum)\s+(?:(?:__attribute__|__align__|alignas|_Alignas)\s*\(+[^{};]*?\)+\s*)?"
                         r"(\w+)\s*(?::\s*\w+\s*)?\{")
 
@@ -23,12 +19,6 @@ def tags_of(content):
     return [(match.group(1), code.count("\n", 0, match.start()) + 1) for match in DEFINITION.finditer(code)]
 
 
-def is_twin(tag, places):
-    """True if @tag is excepted and is defined once for the host and once for GPUs."""
-    rooms = sorted("/".join(path.split("/")[:2]) for path, _ in places)
-    return tag in TWINS and rooms == ["kernels/cuda", "kernels/host"]
-
-
 def check(contents):
     """Return the problems of a tree: @contents maps each path to its text."""
     places = {}
@@ -37,24 +27,21 @@ def check(contents):
             places.setdefault(tag, []).append((path, line))
     problems = []
     for tag, found in sorted(places.items()):
-        if len(found) > 1 and not is_twin(tag, found):
+        if len(found) > 1:
             spots = [f"{path}:{line}" for path, line in found]
             problems += [f"{spot}: the tag {tag} is also defined at {spots[0 if i else 1]}; rename one of them"
                          for i, spot in enumerate(spots)]
-    return problems + [f"tests/rules/tags.py: the tag {tag} is no twin any more; take it from TWINS"
-                       for tag in TWINS if len(places.get(tag, ())) < 2]
+    return problems
 
 
 def self_test():
     """The rule sees definitions of every form, and neither uses nor comments."""
-    twins = {f"kernels/{room}/{tag}.c": f"struct {tag} {{\n" for tag in TWINS for room in ("host", "cuda")}
-    assert not check(twins) and check({})
-    assert len(check({**twins, "src/a.c": "struct block {", "src/b.c": "\nstruct block\n{"})) == 2
-    assert check({**twins, "src/a.c": "struct block {\n};\nenum block { ONE };"})
-    assert check({**twins, "src/a.h": "union _Alignas(64) block {", "tools/b.c": "template <class T> struct block {"})
-    assert not check({**twins, "src/a.c": "struct block {", "src/b.c": "struct block *f(struct block *b)\n{\n"})
-    assert not check({**twins, "src/a.c": "struct block {", "src/b.c": "/* struct block { */ \"struct block {\""})
-    assert check({**twins, **{f"src/{tag}.c": f"struct {tag} {{" for tag in TWINS}})
+    assert len(check({"src/a.c": "struct block {", "src/b.c": "\nstruct block\n{"})) == 2
+    assert check({"src/a.c": "struct block {\n};\nenum block { ONE };"})
+    assert check({"src/a.h": "union _Alignas(64) block {", "tools/b.c": "template <class T> struct block {"})
+    assert not check({"src/a.c": "struct block {", "src/b.c": "struct block *f(struct block *b)\n{\n"})
+    assert not check({"src/a.c": "struct block {", "src/b.c": "/* struct block { */ \"struct block {\""})
+    assert not check({})
 
 
 self_test()

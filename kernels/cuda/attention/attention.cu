@@ -105,21 +105,27 @@ struct query {
   float out[COLUMNS];
 };
 
+/* This lane's key of a tile, for one query: whether the query sees it, ALiBi's term, and dropout's factor. */
+struct lane_key {
+  bool is_seen;
+  float term, keep;
+};
+
 /*
- * Process 32 keys, of which the query sees one at least: this lane's score, the running maximum and sum, and its weight
- * for the values to come.
+ * Process the 32 @keys of a tile, of which query @q sees one at least: this lane's score, the running maximum and sum,
+ * and its weight for the values to come.
  */
-static __device__ inline void query_meet(const struct block_shape &s, float softcap, float term, struct query &query,
-                                         const float *q, const float *keys, bool is_valid, float keep)
+static __device__ inline void query_meet(const struct block_shape &s, float softcap, struct query &query,
+                                         const float *q, const float *keys, const struct lane_key &key)
 {
   float slope, score = -INFINITY;
-  if (is_valid)
-    score = score_get(s, softcap, dot(s, q, keys + threadIdx.x % 32 * stride_get(s)), term, &slope);
+  if (key.is_seen)
+    score = score_get(s, softcap, dot(s, q, keys + threadIdx.x % 32 * stride_get(s)), key.term, &slope);
   float max = fmaxf(query.max, warp_max(score)), correction = expf(query.max - max);
-  float p = is_valid ? expf(score - max) : 0.0f;
+  float p = key.is_seen ? expf(score - max) : 0.0f;
   query.sum = query.sum * correction + warp_sum(p);
   query.max = max;
-  query.weight = p * keep;
+  query.weight = p * key.keep;
   for (int u = 0; u < COLUMNS; u++)
     query.out[u] *= correction;
 }
@@ -162,9 +168,9 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
       if (!is_met(s, i, j0))
         continue;
       bool is_seen = j <= i && j >= first_key_at(s, i);
-      query_meet(s, a.form.softcap, alibi_term(alibi, (int)i, (int)j), queries[r],
-                 own + (warp * FWD_ROWS + r) * stride_get(s), tile, is_seen,
-                 is_seen ? keep_get(s, step, a.drop, s.h, i, j) : 0.0f);
+      const struct lane_key key = {is_seen, alibi_term(alibi, (int)i, (int)j),
+                                   is_seen ? keep_get(s, step, a.drop, s.h, i, j) : 0.0f};
+      query_meet(s, a.form.softcap, queries[r], own + (warp * FWD_ROWS + r) * stride_get(s), tile, key);
     }
     __syncthreads();
     rows_load(s, v, s.row_elements, j0, TILE, tile);
@@ -224,6 +230,12 @@ static __device__ void attention_delta_of(const struct lade_attention_bwd_args &
 }
 LADE_KERNEL_OF_DTYPES(attention_delta, lade_attention_bwd_args)
 
+/* A query and a key of one head, the dot product of both, and that of the query's dout with the key's value. */
+struct dots {
+  int64_t h, i, j;
+  float qk, dout_v;
+};
+
 /* A probability after dropout, and the gradient of its score, of one pair of query and key. */
 struct score_pair {
   float p, ds;
@@ -232,16 +244,16 @@ struct score_pair {
 static __device__ inline struct score_pair pair_get(const struct block_shape &s,
                                                     const struct lade_attention_bwd_args &a,
                                                     const struct lade_step *step, const struct head_alibi &alibi,
-                                                    int64_t h, int64_t i, int64_t j, float qk, float dout_v)
+                                                    const struct dots &d)
 {
   struct score_pair pair = {0, 0};
-  if (i >= s.seq_len || j > i || j < first_key_at(s, i))
+  if (d.i >= s.seq_len || d.j > d.i || d.j < first_key_at(s, d.i))
     return pair;
-  int64_t at = query_at(s, h, i);
-  float slope, score = score_get(s, a.form.softcap, qk, alibi_term(alibi, (int)i, (int)j), &slope);
-  float p = expf(score - ((const float *)a.lse)[at]), keep = keep_get(s, step, a.drop, h, i, j);
+  int64_t at = query_at(s, d.h, d.i);
+  float slope, score = score_get(s, a.form.softcap, d.qk, alibi_term(alibi, (int)d.i, (int)d.j), &slope);
+  float p = expf(score - ((const float *)a.lse)[at]), keep = keep_get(s, step, a.drop, d.h, d.i, d.j);
   pair.p = p * keep;
-  pair.ds = p * (keep * dout_v - ((const float *)a.workspace)[at]) * slope;
+  pair.ds = p * (keep * d.dout_v - ((const float *)a.workspace)[at]) * slope;
   return pair;
 }
 
@@ -271,9 +283,10 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
 #pragma unroll
     for (int r = 0; r < BWD_ROWS; r++) {
       int own = (warp * BWD_ROWS + r) * stride_get(s);
-      struct score_pair pair = pair_get(s, a, step, alibi, s.h, first + warp * BWD_ROWS + r, j0 + lane,
-                                        dot(s, own_q + own, keys + lane * stride_get(s)),
-                                        dot(s, own_dout + own, values + lane * stride_get(s)));
+      const struct dots dots = {s.h, first + warp * BWD_ROWS + r, j0 + lane,
+                                dot(s, own_q + own, keys + lane * stride_get(s)),
+                                dot(s, own_dout + own, values + lane * stride_get(s))};
+      struct score_pair pair = pair_get(s, a, step, alibi, dots);
       weighted_add(s, pair.ds, keys, weights, dq[r]);
     }
   }
@@ -286,12 +299,18 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
 }
 LADE_KERNEL_OF_DTYPES(attention_dq, lade_attention_bwd_args)
 
+/* Gradients of a warp's keys and values. */
+struct warp_keys {
+  float dk[BWD_ROWS][COLUMNS], dv[BWD_ROWS][COLUMNS];
+};
+
 /* Go over the queries of head @h, tile by tile, and add to the gradients of this warp's keys and values. */
 template <class T>
 static __device__ inline void queries_meet(const struct block_shape &s, const struct lade_attention_bwd_args &a,
-                                           const struct lade_step *step, int64_t h, int64_t first, float *shared,
-                                           float (*dk)[COLUMNS], float (*dv)[COLUMNS])
+                                           const struct lade_step *step, int64_t h, float *shared,
+                                           struct warp_keys &sums)
 {
+  const int64_t first = s.first;
   float *weights = shared + threadIdx.x / 32 * 32, *own_k = shared + LADE_CUDA_ATTENTION_THREADS;
   float *own_v = own_k + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
   float *queries = own_v + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *douts = queries + TILE * stride_get(s);
@@ -307,11 +326,12 @@ static __device__ inline void queries_meet(const struct block_shape &s, const st
 #pragma unroll
     for (int r = 0; r < BWD_ROWS; r++) {
       int own = (warp * BWD_ROWS + r) * stride_get(s);
-      struct score_pair pair = pair_get(s, a, step, alibi, h, i0 + lane, first + warp * BWD_ROWS + r,
-                                        dot(s, queries + lane * stride_get(s), own_k + own),
-                                        dot(s, douts + lane * stride_get(s), own_v + own));
-      weighted_add(s, pair.ds, queries, weights, dk[r]);
-      weighted_add(s, pair.p, douts, weights, dv[r]);
+      const struct dots dots = {h, i0 + lane, first + warp * BWD_ROWS + r,
+                                dot(s, queries + lane * stride_get(s), own_k + own),
+                                dot(s, douts + lane * stride_get(s), own_v + own)};
+      struct score_pair pair = pair_get(s, a, step, alibi, dots);
+      weighted_add(s, pair.ds, queries, weights, sums.dk[r]);
+      weighted_add(s, pair.p, douts, weights, sums.dv[r]);
     }
   }
 }
@@ -325,19 +345,19 @@ static __device__ void attention_dkv_of(const struct lade_attention_bwd_args &a,
   int64_t first = s.first;
   const T *k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *v = k + s.n_kv_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32;
-  float dk[BWD_ROWS][COLUMNS] = {}, dv[BWD_ROWS][COLUMNS] = {};
+  struct warp_keys sums = {};
   rows_load(s, k, s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_k);
   rows_load(s, v, s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS,
             own_k + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s));
   for (int64_t h = s.h * s.group; h < (s.h + 1) * s.group; h++)
-    queries_meet<T>(s, a, step, h, first, shared, dk, dv);
+    queries_meet<T>(s, a, step, h, shared, sums);
 #pragma unroll
   for (int r = 0; r < BWD_ROWS; r++) {
     int64_t j = first + warp * BWD_ROWS + r;
     if (j >= s.seq_len)
       continue;
-    columns_put(s, dk[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.heads + s.h, j));
-    columns_put(s, dv[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.heads + s.n_kv_heads + s.h, j));
+    columns_put(s, sums.dk[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.heads + s.h, j));
+    columns_put(s, sums.dv[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.heads + s.n_kv_heads + s.h, j));
   }
 }
 LADE_KERNEL_OF_DTYPES(attention_dkv, lade_attention_bwd_args)

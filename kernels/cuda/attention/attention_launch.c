@@ -193,11 +193,13 @@ static void bias_join(const struct lade_kernel_ctx *ctx, const struct lade_atten
 {
   const float *scratch = a->workspace;
   const struct lade_cuda_row_sums queries = {
-      .n_blocks = lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_ROWS), .d = a->heads * a->head_dim, .n_outputs = 1,
-      .partials = scratch + lade_cuda_dkv_parts_begin(a), .outputs = {a->d_bias}, .accumulate = a->accumulate_bias};
+      .n_blocks = lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_DQ_ROWS(a->head_dim)), .d = a->heads * a->head_dim,
+      .n_outputs = 1, .partials = scratch + lade_cuda_dkv_parts_begin(a), .outputs = {a->d_bias},
+      .accumulate = a->accumulate_bias};
   const struct lade_cuda_row_sums keys = {
       .n_blocks = lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim)),
-      .d = 2 * a->n_kv_heads * a->head_dim, .n_outputs = 1, .partials = scratch + lade_cuda_bias_keys_begin(a),
+      .d = 2 * a->n_kv_heads * a->head_dim, .n_outputs = 1,
+      .partials = scratch + lade_cuda_bias_keys_begin(a, a->head_dim),
       .outputs = {a->d_bias ? (float *)a->d_bias + queries.d : NULL}, .accumulate = a->accumulate_bias};
   if (!a->d_bias)
     return;
@@ -210,7 +212,7 @@ static size_t bias_bytes(const struct lade_attention_bwd_args *a)
 {
   const struct lade_column_sum_args sum = bias_sum(a);
   const int64_t n_blocks = lade_cuda_attention_blocks(a, LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim));
-  const int64_t n_floats = lade_cuda_bias_keys_begin(a) + n_blocks * 2 * a->n_kv_heads * a->head_dim;
+  const int64_t n_floats = lade_cuda_bias_keys_begin(a, a->head_dim) + n_blocks * 2 * a->n_kv_heads * a->head_dim;
   return a->d_bias ? LADE_MAX(lade_cuda_column_sum_bytes(&sum), (size_t)n_floats * sizeof(float)) : 0;
 }
 
@@ -301,12 +303,13 @@ static void wgmma_bwd_divide(const struct lade_kernel_ctx *ctx, const struct lad
   wgmma_rows_check(a->heads, a->n_kv_heads, a->head_dim);
   bool is_64 = a->head_dim == 64;
   const int64_t n_parts = is_whole ? 1 : dkv_parts(LADE_CUDA_BY_WGMMA, a);
-  const int n_places = LADE_CUDA_WGMMA_BWD_PLACES(a->head_dim), block_rows = LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim);
-  int q_rows = 2 * LADE_CUDA_WGMMA_ROWS + (n_places + 2) * LADE_CUDA_WGMMA_DQ_TILE(a->head_dim);
-  int k_rows = 2 * block_rows + 2 * n_places * LADE_CUDA_WGMMA_DKV_TILE;
-  const struct heads_cut queries = {a, a->batch, a->seq_len, a->heads, LADE_CUDA_WGMMA_ROWS,
+  const int n_places = LADE_CUDA_WGMMA_BWD_PLACES(a->head_dim), dq_rows = LADE_CUDA_WGMMA_DQ_ROWS(a->head_dim);
+  const int dkv_rows = LADE_CUDA_WGMMA_DKV_ROWS(a->head_dim);
+  int q_rows = 2 * dq_rows + (n_places + 2) * LADE_CUDA_WGMMA_DQ_TILE(a->head_dim);
+  int k_rows = 2 * dkv_rows + 2 * n_places * LADE_CUDA_WGMMA_DKV_TILE;
+  const struct heads_cut queries = {a, a->batch, a->seq_len, a->heads, dq_rows,
                                     mma_bytes(a->seq_len, a->head_dim, q_rows)};
-  const struct heads_cut keys = {a, a->batch, a->seq_len, a->n_kv_heads * n_parts, block_rows,
+  const struct heads_cut keys = {a, a->batch, a->seq_len, a->n_kv_heads * n_parts, dkv_rows,
                                  mma_bytes(a->seq_len, a->head_dim, k_rows) +
                                      2 * (size_t)n_places * LADE_CUDA_WGMMA_DKV_TILE * sizeof(float)};
   lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DQ_64 : LADE_CUDA_ATTENTION_WGMMA_DQ_128, a->dtype,

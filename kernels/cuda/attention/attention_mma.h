@@ -204,32 +204,38 @@ static __device__ inline void queries_copy(const struct block_shape &s, const st
   }
 }
 
+/* Where a warp stores: rows from @row on, columns from @column on, through rows that only this warp uses by now. */
+template <class T> struct keys_place {
+  int row, column;
+  T *key_room, *value_room;
+};
+
 /*
- * Store a warp's gradients of keys from @row on and their values, W columns from @column on: complete, through 16 M
- * rows each of shared memory that only this warp uses by now, or as a part.
+ * Store a warp's gradients of keys and their values, W columns: complete, through 16 M rows each of shared memory, or
+ * as a part.
  */
 template <class T, int H, int M, int W>
 static __device__ inline void keys_put(const struct block_shape &s, const struct lade_attention_bwd_args &a,
                                        const struct heads_part &part, const float (&dk)[M][W][4],
-                                       const float (&dv)[M][W][4], int row, int column, T *key_room, T *value_room)
+                                       const float (&dv)[M][W][4], const struct keys_place<T> &place)
 {
   constexpr int D = LADE_CUDA_MMA_PITCH(H);
-  T *const to = (T *)a.d_qkv + qkv_at(s, s.heads + s.h, 0) + column;
+  T *const to = (T *)a.d_qkv + qkv_at(s, s.heads + s.h, 0) + place.column;
   float factors[M][2];
   if (part.n_parts > 1) {
-    float *const sums = (float *)a.workspace + part.at + column;
-    part_put<8 * W>(dk, sums, 2 * H, row, s.seq_len);
-    part_put<8 * W>(dv, sums + H, 2 * H, row, s.seq_len);
+    float *const sums = (float *)a.workspace + part.at + place.column;
+    part_put<8 * W>(dk, sums, 2 * H, place.row, s.seq_len);
+    part_put<8 * W>(dv, sums + H, 2 * H, place.row, s.seq_len);
     return;
   }
 #pragma unroll
   for (int i = 0; i < 2 * M; i++)
     factors[i / 2][i % 2] = s.scale;
-  sums_put<D, 8 * W>(dk, factors, key_room, to, s.row_elements, row, s.seq_len);
+  sums_put<D, 8 * W>(dk, factors, place.key_room, to, s.row_elements, place.row, s.seq_len);
 #pragma unroll
   for (int i = 0; i < 2 * M; i++)
     factors[i / 2][i % 2] = drop_scale(a.drop);
-  sums_put<D, 8 * W>(dv, factors, value_room, to + s.n_kv_heads * H, s.row_elements, row, s.seq_len);
+  sums_put<D, 8 * W>(dv, factors, place.value_room, to + s.n_kv_heads * H, s.row_elements, place.row, s.seq_len);
 }
 
 /* A tile of queries: its head, its first query, and which of the two stages it is in. */
@@ -329,7 +335,8 @@ static __device__ inline void mma_dkv(const struct lade_attention_bwd_args &a, c
     rows_weigh<D, W>(dv, scores, queries + TILE * D, column / LADE_CUDA_CHUNK);
     rows_weigh<D, W>(dk, slopes, queries, column / LADE_CUDA_CHUNK);
   }
-  keys_put<T, H>(s, a, part, dk, dv, first + own, column, shared + own * D, values + own * D);
+  const struct keys_place<T> place = {first + own, column, shared + own * D, values + own * D};
+  keys_put<T, H>(s, a, part, dk, dv, place);
 }
 
 #endif

@@ -4,21 +4,22 @@
  * into two kernels, and numbers except for the order of sums, are attention_mma.cu's. The instructions and copies are
  * attention_wgmma.cu's, whose essay gives the reason for cp.async copies under one barrier a tile.
  *
- * A warpgroup has 64 rows: queries for dq, keys for dk and dv. A block is two of them, or one for dk and dv of heads of
- * 64. It goes over tiles of the other side: for dq of as many keys as a head has elements, else of 64 queries (and over
- * the heads of a group). Registers hold the scores and slopes of no more. Products of its rows with the tile's make
- * both, read from shared memory. The second products take them from registers, as the first left them, because the rows
- * are keys where a transposed operand is needed. So no computed value passes through shared memory, and warpgroups
- * share no sum.
+ * A warpgroup has 64 rows: queries for dq, keys for dk and dv. A block is two of them, or one for heads of 64. It goes
+ * over tiles of the other side: for dq of as many keys as a head has elements, else of 64 queries (and over the heads
+ * of a group). Registers hold the scores and slopes of no more. Products of its rows with the tile's make both, read
+ * from shared memory. The second products take them from registers, as the first left them, because the rows are keys
+ * where a transposed operand is needed. So no computed value passes through shared memory, and warpgroups share no sum.
  *
  * Overlap within a block, for heads of 128: slopes run while scores become probabilities, dv while slopes become the
  * gradients of scores, and dq or dk while the next tile's first products are issued behind it. The other warpgroup's
  * products overlap all of these. A tile must stay while such a product reads it. So there are three places for the
  * tiles of the second products' right operands, and two for values in dq's kernel, which only slopes read.
  *
- * Overlap between blocks, for heads of 64: a multiprocessor has two blocks of dq, or three of dk and dv, each in a
- * phase of its own. Their registers suffice because no product is in flight when a tile ends. For dk and dv both second
- * products are issued together, once their operands have replaced scores and slopes. So two places are enough.
+ * Overlap between blocks, for heads of 64: a multiprocessor has four blocks of dq, or three of dk and dv, each in a
+ * phase of its own. Two warpgroups of one block would be in step, behind its barriers: both issue products at one time,
+ * and both make probabilities at one time. Registers suffice because no product is in flight when a tile ends. For dk
+ * and dv both second products are issued together, once their operands have replaced scores and slopes. So two places
+ * are enough. Queries or keys as operands in registers would save reads of shared memory, and spill.
  *
  * dq has a kernel of its own, which makes scores and slopes again: 7 products instead of the necessary 5. The
  * alternative is to add to dq in turns from the blocks of keys, one after the other so that bits are the same. It would
@@ -29,20 +30,21 @@
  * The kernel of dq also makes delta, dout . out of each query, while its first copies are under way, and leaves it in
  * the workspace for dk and dv. A kernel of its own would read dout once more.
  *
- * Moves q, k, v, out, its gradients and d_qkv once, and out of L2 k, v again for each 128 queries and q, dout for each
- * 128 keys: at D = 128 a byte for 192 and 252 operations. Operations: 7 T^2 D a head, and 1/32 more at T = 4096 for the
- * masked halves of the diagonal's tiles. Bound at D = 128, in cycles of a multiprocessor (2048 multiply-adds, 128 bytes
- * of shared memory, 16 exponentials): a tile of dq takes 3072 of tensor cores, 2560 of shared memory, 1024 of
- * exponentials; of dk and dv 2048, 1792, 512. So tensor cores bind, by a small margin. At D = 64 shared memory binds as
- * much: a warpgroup's tile takes 384, 384, 256, and 512, 512, 256. At the full rate 69 % of the operations are
- * necessary ones (5/7, less the diagonal). Registers and shared memory of each kernel are in bench/results/history.md.
+ * Moves q, k, v, out, its gradients and d_qkv once, and out of L2 k, v again for each block of queries and q, dout for
+ * each block of keys: at D = 128 a byte for 192 and 252 operations, at D = 64 for 96 and 124. Operations: 7 T^2 D a
+ * head, and 1/32 more at T = 4096 for the masked halves of the diagonal's tiles. Bound at D = 128, in cycles of a
+ * multiprocessor (2048 multiply-adds, 128 bytes of shared memory, 16 exponentials): a tile of dq takes 3072 of tensor
+ * cores, 2560 of shared memory, 1024 of exponentials; of dk and dv 2048, 1792, 512. So tensor cores bind, by a small
+ * margin. At D = 64 shared memory binds more: a warpgroup's tile takes 384, 448, 256, and 512, 580, 256. At the full
+ * rate 69 % of the operations are necessary ones (5/7, less the diagonal). Registers and shared memory of each kernel
+ * are in bench/results/sass-h100.md.
  */
 #include "kernels/cuda/attention/attention_rows.h"
 #include "kernels/cuda/wgmma.h"
 
 #define GROUP_ROWS 64 /* of a warpgroup */
-#define DQ_THREADS LADE_CUDA_WGMMA_THREADS
-#define DQ_ROWS LADE_CUDA_WGMMA_ROWS
+#define DQ_THREADS LADE_CUDA_WGMMA_DQ_THREADS(D)
+#define DQ_ROWS LADE_CUDA_WGMMA_DQ_ROWS(D)
 #define DQ_TILE LADE_CUDA_WGMMA_DQ_TILE(D)
 #define DKV_THREADS LADE_CUDA_WGMMA_DKV_THREADS(D)
 #define DKV_ROWS LADE_CUDA_WGMMA_DKV_ROWS(D)
@@ -123,7 +125,6 @@ template <class T, int D> struct queries_block {
   T *queries, *douts, *keys, *values;
   int group_first; /* row of this thread's warpgroup in the block */
   int first, n_tiles;
-  int n_seen; /* tiles of which this thread's warpgroup sees a key: one less, if the last is past its queries */
   float lse[2], delta[2]; /* of this thread's rows, delta from deltas_make; lse times log2 e */
 };
 
@@ -135,9 +136,7 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
   b.s = shape_get(a, DQ_ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y, D);
   b.first = (int)b.s.first;
   b.n_tiles = ((b.first + DQ_ROWS < b.s.seq_len ? b.first + DQ_ROWS : (int)b.s.seq_len) + DQ_TILE - 1) / DQ_TILE;
-  b.group_first = warpgroup_get() * GROUP_ROWS;
-  const int n_own = (b.first + b.group_first + GROUP_ROWS + DQ_TILE - 1) / DQ_TILE;
-  b.n_seen = DQ_TILE < DQ_ROWS && n_own < b.n_tiles ? n_own : b.n_tiles;
+  b.group_first = DQ_ROWS > GROUP_ROWS ? warpgroup_get() * GROUP_ROWS : 0;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + kv_head_get(b.s), 0);
   b.v = b.k + b.s.n_kv_heads * D;
   b.next = panels_from(b.k, b.s.row_elements, 0);
@@ -278,16 +277,12 @@ static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd
   deltas_make(b, a, parts);
   ptx_registers_settle(dq[0]);
   if (a.drop.drop_below)
-    for (int j = 0; j < b.n_seen; j++)
+    for (int j = 0; j < b.n_tiles; j++)
       keys_meet<true>(b, a.drop, step, j, p, dq[0]);
   else
-    for (int j = 0; j < b.n_seen; j++)
+    for (int j = 0; j < b.n_tiles; j++)
       keys_meet<false>(b, a.drop, step, j, p, dq[0]);
   ptx_products_wait<0>(dq[0]);
-  if (DQ_TILE < DQ_ROWS && b.n_seen < b.n_tiles) {
-    panels_wait();
-    keys_copy(b, b.n_seen + 1);
-  }
   ptx_copies_wait(); /* the zeros past the last tile */
   __syncthreads(); /* no warp uses the queries any more */
   sums_put<D>(dq, factors, b.queries + own_get() * D, (T *)a.d_qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements,
@@ -501,14 +496,16 @@ static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bw
   float *const room = (float *)(values + DKV_ROWS * D);
   const int64_t block = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
   float *const partial =
-      (float *)a.workspace + lade_cuda_bias_keys_begin(&a) + (2 * block * a.n_kv_heads + blockIdx.x) * D;
+      (float *)a.workspace + lade_cuda_bias_keys_begin(&a, D) + (2 * block * a.n_kv_heads + blockIdx.x) * D;
   const int first = (int)blockIdx.y * DKV_ROWS + own_get();
   columns_put<D, DKV_THREADS>(keys, room, partial, first, a.seq_len);
   columns_put<D, DKV_THREADS>(values, room + DKV_THREADS / 32 * D, partial + a.n_kv_heads * D, first, a.seq_len);
 }
 
-WARPGROUP_KERNEL(attention_wgmma_dq, 64, lade_attention_bwd_args, DQ_THREADS, LADE_CUDA_WGMMA_BLOCKS)
-WARPGROUP_KERNEL(attention_wgmma_dq, 128, lade_attention_bwd_args, DQ_THREADS, LADE_CUDA_WGMMA_BLOCKS)
+WARPGROUP_KERNEL(attention_wgmma_dq, 64, lade_attention_bwd_args, LADE_CUDA_WGMMA_DQ_THREADS(64),
+                 LADE_CUDA_WGMMA_DQ_BLOCKS)
+WARPGROUP_KERNEL(attention_wgmma_dq, 128, lade_attention_bwd_args, LADE_CUDA_WGMMA_DQ_THREADS(128),
+                 LADE_CUDA_WGMMA_DQ_BLOCKS)
 WARPGROUP_KERNEL(attention_wgmma_dkv, 64, lade_attention_bwd_args, LADE_CUDA_WGMMA_DKV_THREADS(64),
                  LADE_CUDA_WGMMA_DKV_BLOCKS)
 WARPGROUP_KERNEL(attention_wgmma_dkv, 128, lade_attention_bwd_args, LADE_CUDA_WGMMA_DKV_THREADS(128),

@@ -67,9 +67,9 @@ static int chain_put(void *stream, void *args)
   int result = 0;
   for (int at = chain->first; at < chain->end && !result && !chain->error.code; at++) {
     const struct kernel_call *call = &chain->bound->calls[at];
+    const struct lade_cuda_work work = {(enum lade_kernel)call->kernel, call->args, step};
     if (program->instrs[at].queue == LADE_Q_COMPUTE && call->kernel != CALL_NOTHING)
-      result = lade_cuda_kernels_put(ex->params.cuda_kernels, stream, (enum lade_kernel)call->kernel, call->args, step,
-                                     &chain->n_launches, &chain->error);
+      result = lade_cuda_kernels_put(ex->params.cuda_kernels, stream, &work, &chain->n_launches, &chain->error);
   }
   return result;
 }
@@ -159,6 +159,8 @@ void executor_kernel_submit(lade_executor *ex, struct bound_program *bound, int 
   lade_queue *queue = ex->queues[LADE_Q_COMPUTE];
   lade_cuda_graph *graph = bound->graphs ? bound->graphs[at] : NULL;
   const bool is_failed = lade_first_error_code(&ex->failure) != 0;
+  const struct lade_cuda_work work = {(enum lade_kernel)call->kernel, call->args,
+                                      executor_address(ex, bound->program, bound->program->step_on_device, 0)};
   if (bound->graphs && bound->program->instrs[at].is_graph_member) /* launched with the first of its chain */
     bound->counts[at] = bound->counts[bound->before[at]];
   else if (is_failed || (call->kernel == CALL_NOTHING && !graph)) /* an event without work */
@@ -166,7 +168,5 @@ void executor_kernel_submit(lade_executor *ex, struct bound_program *bound, int 
   else if (graph)
     lade_cuda_graph_launch(graph, queue, &bound->spans[at], &bound->counts[at]);
   else
-    lade_cuda_kernels_submit(ex->params.cuda_kernels, queue, (enum lade_kernel)call->kernel, call->args,
-                             executor_address(ex, bound->program, bound->program->step_on_device, 0),
-                             &bound->spans[at], &bound->counts[at]);
+    lade_cuda_kernels_submit(ex->params.cuda_kernels, queue, &work, &bound->spans[at], &bound->counts[at]);
 }
