@@ -230,7 +230,7 @@ enum pack_rising_end {
 
 /*
  * Search for a packing within @capacity granules by rising offsets (pack_rising.c). Attempt @k takes the order @k
- * modulo three; the limit of nodes doubles after each turn of the three.
+ * modulo three; the limit of nodes grows with each turn of the three.
  *
  * pre: all items have one alignment, none is fixed, and there are few enough for the depth of recursion
  * (lade_pack_exact_takes).
