@@ -29,8 +29,8 @@ static void variants_equal_plain(void **state)
 }
 
 /*
- * A GPU adds a frequent token's rows in pieces, beside each other: of a first row of 2^24 and many of 1 it loses those of
- * the first piece alone. Added one after the other, all of them would be rounded away.
+ * A GPU adds a frequent token's rows in pieces, beside each other: of a first row of 2^24 and many of 1 it loses those
+ * of the first piece alone. Added one after the other, all of them would be rounded away.
  */
 static void rows_of_a_frequent_token_are_added_in_pieces(void **state)
 {
