@@ -2,7 +2,8 @@
 /*
  * Clusters as JSON. The device is a machine object, read by machine.c; the cluster's own fields go through two tables,
  * one for the cluster and one for a level. A file may begin from a preset ("preset": "dgx-h100") and state only the
- * differences; a file's "levels" replace all of the preset's, and its "device" is read over the preset's device.
+ * differences; a file's "levels" replace all of the preset's, its "device" and its "store_per_node" are read over the
+ * preset's. Drives of a node have the fields of a machine's store and are read by machine.c too.
  *
  * Fields that the tables lack are refused. Ranges are wide: they catch wrong units, zeros and infinities.
  */
@@ -232,10 +233,36 @@ static int device_read(const char *where, const json_t *value, bool has_device, 
   return status;
 }
 
+/*
+ * Read the drives of a node, laid over @cluster's: as the store of its device, whose table and checks machine.c has.
+ * pre: @cluster has its device.
+ */
+static int drives_read(const char *where, const json_t *value, struct lade_cluster *cluster, struct lade_error *error)
+{
+  char text[160];
+  struct lade_machine node = cluster->device;
+  node.store = cluster->node_store;
+  snprintf(text, sizeof(text), "%.120s: store_per_node", where);
+  if (!json_is_object(value))
+    return lade_error_set(error, -EINVAL, "%s: expected an object, as a machine's store (docs/machines.md)", text);
+  if (!node.store.bytes && !json_object_get(value, "bytes"))
+    return lade_error_set(error, -EINVAL, "%s: store.bytes is missing: expected those of all drives of a node", text);
+  json_t *whole = lade_machine_to_json(&node);
+  int status = whole && !json_object_update(json_object_get(whole, "store"), (json_t *)value) ? 0 : -ENOMEM;
+  if (status)
+    lade_error_set(error, status, "%s: out of memory", text);
+  else
+    status = lade_machine_from_json(whole, text, error, &node);
+  json_decref(whole);
+  if (!status)
+    cluster->node_store = node.store;
+  return status;
+}
+
 int lade_cluster_from_json(const json_t *object, const char *where, struct lade_error *error,
                            struct lade_cluster *ret_cluster)
 {
-  static const char *const others[] = {"name", "preset", "device", "levels", NULL};
+  static const char *const others[] = {"name", "preset", "device", "levels", "store_per_node", NULL};
   struct lade_cluster cluster = {0};
   struct lade_error why;
   if (!json_is_object(object))
@@ -243,7 +270,7 @@ int lade_cluster_from_json(const json_t *object, const char *where, struct lade_
   const struct object_fields known = {where, "", cluster_fields, LADE_COUNT(cluster_fields), others};
   int status = unknown_refuse(&known, object, error);
   const json_t *preset = json_object_get(object, "preset"), *device = json_object_get(object, "device");
-  const json_t *levels = json_object_get(object, "levels");
+  const json_t *levels = json_object_get(object, "levels"), *drives = json_object_get(object, "store_per_node");
   if (!status && preset && (!json_is_string(preset) ||
                             lade_cluster_preset(json_string_value(preset), &why, &cluster)))
     return lade_error_set(error, -EINVAL, "%s: preset: %s", where,
@@ -254,6 +281,10 @@ int lade_cluster_from_json(const json_t *object, const char *where, struct lade_
     status = fields_read(&known, object, preset != NULL, &cluster, error);
   if (!status && (device || !preset))
     status = device_read(where, device, preset != NULL, &cluster, error);
+  if (!status && drives)
+    status = drives_read(where, drives, &cluster, error);
+  if (!status)
+    cluster.device.store = lade_machine_store_share(&cluster.node_store, cluster.n_node_devices);
   if (!status && (levels || !preset))
     status = levels_read(where, levels, &cluster, error);
   else if (!status && json_object_get(object, "nodes")) /* the preset's last level joins all devices */
@@ -349,7 +380,12 @@ json_t *lade_cluster_to_json(const struct lade_cluster *cluster)
   json_t *object = table_json(cluster_fields, LADE_COUNT(cluster_fields), cluster);
   json_object_set_new(object, "name", json_string(cluster->name));
   json_object_set_new(object, "levels", lade_cluster_levels_to_json(cluster));
-  if (json_object_set_new(object, "device", lade_machine_to_json(&cluster->device))) {
+  struct lade_machine node = cluster->device;
+  node.store = cluster->node_store;
+  json_t *whole = lade_machine_to_json(&node); /* which has the form of the drives */
+  int status = json_object_set(object, "store_per_node", json_object_get(whole, "store"));
+  json_decref(whole);
+  if (status || json_object_set_new(object, "device", lade_machine_to_json(&cluster->device))) {
     json_decref(object);
     return NULL;
   }

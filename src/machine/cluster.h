@@ -32,6 +32,7 @@ struct lade_cluster {
   int64_t n_nodes, n_node_devices;
   uint64_t usable_device_bytes; /* device memory left by the context, communicators and libraries */
   uint64_t node_host_bytes;     /* host memory of a node, shared by its devices */
+  struct lade_machine_store node_store; /* all drives of a node together, shared by its devices; 0 bytes: none */
   double peak_flops_per_s;      /* of a device by its data sheet, dense, 16 bits: the denominator of MFU */
   double error_share;           /* relative error to expect of a step's time; docs/cluster.md */
   const char *assumed;          /* static: numbers of the preset that have no source; NULL: none, or no preset */

@@ -56,6 +56,12 @@
  *             81,251 usable); the context takes about 0.5 GiB, cuBLAS workspaces 0.1, NCCL buffers about 0.7 with three
  *             communicators. 2 GiB are left out on servers, more on larger cards, 1.5 GiB on the RTX 4090
  *   host      2 TB per DGX A100, DGX H100 and p5; 1.1 TB per p4d; 480 GB per Grace, one for two GPUs
+ *   drives    eight of 3.84 TB for data in a DGX A100 of 80 GB cards, a DGX H100 and a DGX H200 (NVIDIA's user guides
+ *             and DGX BasePOD reference architecture) and in a p5, eight of 1 TB in a p4d (AWS, instance types). Rates
+ *             are data sheets', times the 0.90 that programs sustain (presets.c), times eight, not measured: those of
+ *             the Samsung PM9A3 of 3.84 TB, 6.8 GB/s read and 4.0 GB/s written, and together as reads alone. AWS states
+ *             16 GB/s read of a p4d's eight; their writes are assumed to have the PM9A3's ratio to reads. A GB200 NVL72
+ *             is sold with drives of its integrator's choice, and of rtx4090x4 no data sheet exists: none
  *
  * error_share covers most runs (docs/cluster.md): on A100 all of Megatron-LM, and the means of other projects but
  * Megatron-Turing NLG; on H100 the means of all projects. GB200: five runs of NVIDIA's recipes are too few to say less
@@ -82,6 +88,7 @@ struct cluster_preset {
   const char *inner, *outer; /* names of the levels; no outer level: one node */
   double inner_bytes_per_s, inner_latency_ns, inner_gain, outer_bytes_per_s, outer_latency_ns;
   const char *assumed; /* numbers without a source, as --explain names them; NULL: none */
+  double drive_bytes, drive_read_bytes_per_s; /* of each of DRIVES, by data sheets; 0: no drives */
 };
 
 #define ATTENTION_DEPTH 490 /* tokens */
@@ -97,26 +104,33 @@ struct cluster_preset {
 
 #define HOP_ASSUMED "the latency of a hop between nodes"
 
+#define DRIVES 8                /* of a node: "drives" above */
+#define DRIVE_SHARE 0.90        /* of the data sheet's rate */
+#define DRIVE_WRITE (4.0 / 6.8) /* rate of writes over that of reads */
+#define DRIVE_LATENCY_NS 90000  /* as machine presets have it */
+#define SERVER_DRIVES 3.84e12, 6.8e9
+#define P4D_DRIVES 1e12, 16e9 / DRIVES
+
 #define MEMORY_SHARE 0.785 /* of the data sheet's rate: "memory" above */
 #define LAUNCH_NS 5750     /* of a kernel in a stream: "memory" above */
 #define HOST_OP_NS 11000   /* of the host, for a kernel of PyTorch's: "launches" above */
 
 static const struct cluster_preset presets[] = {
     {"dgx-a100-80g", "a100-80g", 8, 8, 78, 2e12, 312e12, 0.15, MEMORY_SHARE * 2039e9, A100_KERNELS, "nvlink", "rails",
-     0.50 * 300e9, 2900, 1, 0.48 * 25e9, 24000, NULL},
+     0.50 * 300e9, 2900, 1, 0.48 * 25e9, 24000, NULL, SERVER_DRIVES},
     {"dgx-h100", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "rails",
-     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000, HOP_ASSUMED},
+     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000, HOP_ASSUMED, SERVER_DRIVES},
     {"dgx-h200", "h200-141g", 8, 8, 129, 2e12, 989e12, 0.20, MEMORY_SHARE * 4800e9, H100_KERNELS, "nvlink", "rails",
-     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000, HOP_ASSUMED},
+     0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000, HOP_ASSUMED, SERVER_DRIVES},
     {"gb200-nvl72", "gb200-186g", 4, 72, 169, 960e9, 2500e12, 0.30, MEMORY_SHARE * 8000e9,
      {.n_sms = 148, .product_flops_per_s = 1215e12, .product_depth = 169, .attention_forward = 0.86,
       .attention_backward = 0.70, .attention_depth = ATTENTION_DEPTH, .rated_watts = 1200}, "nvlink", "rails",
      0.65 * 900e9, 2900, 1.33, 0.80 * 50e9, 24000,
      "the share of attention's published rate within a step, NVLink's share, " HOP_ASSUMED},
     {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
-     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 66000, HOP_ASSUMED ", the error to expect"},
+     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 66000, HOP_ASSUMED ", the error to expect", P4D_DRIVES},
     {"p5", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "efa",
-     0.65 * 450e9, 2900, 1.33, 0.78 * 50e9, 66000, "the error to expect"},
+     0.65 * 450e9, 2900, 1.33, 0.78 * 50e9, 66000, "the error to expect", SERVER_DRIVES},
     {"rtx4090x4", "rtx4090-24g", 4, 4, 22.5, 256e9, 165.2e12, 0.30, MEMORY_SHARE * 1008e9,
      {.n_sms = 128, .product_flops_per_s = 158.5e12, .product_depth = 87, .attention_forward = 0.81,
       .attention_backward = 0.68, .attention_depth = ATTENTION_DEPTH, .rated_watts = 450}, "pcie", NULL, 0.5 * 31.5e9,
@@ -138,6 +152,17 @@ static void level_set(struct lade_cluster *cluster, const char *name, int64_t n_
   snprintf(level->name, sizeof(level->name), "%s", name);
 }
 
+/* Return the drives of a node, all together. */
+static struct lade_machine_store drives_make(const struct cluster_preset *preset)
+{
+  const double read = DRIVE_SHARE * DRIVES * preset->drive_read_bytes_per_s;
+  if (preset->drive_bytes == 0)
+    return (struct lade_machine_store){0};
+  return (struct lade_machine_store){.bytes = (uint64_t)(DRIVES * preset->drive_bytes), .read_bytes_per_s = read,
+                                     .write_bytes_per_s = DRIVE_WRITE * read, .total_bytes_per_s = read,
+                                     .latency_ns = DRIVE_LATENCY_NS};
+}
+
 static int preset_make(const struct cluster_preset *preset, struct lade_error *error, struct lade_cluster *ret_cluster)
 {
   struct lade_cluster cluster = {.n_node_devices = preset->n_node_devices,
@@ -157,6 +182,8 @@ static int preset_make(const struct cluster_preset *preset, struct lade_error *e
   cluster.device.launch_ns = LAUNCH_NS;
   cluster.device.device_bytes_per_s = preset->memory_bytes_per_s;
   cluster.device.host_bytes = cluster.node_host_bytes / (uint64_t)cluster.n_node_devices;
+  cluster.node_store = drives_make(preset);
+  cluster.device.store = lade_machine_store_share(&cluster.node_store, cluster.n_node_devices);
   level_set(&cluster, preset->inner, preset->n_switch_devices, preset->inner_bytes_per_s, preset->inner_latency_ns,
             preset->inner_gain);
   if (preset->outer)

@@ -423,6 +423,19 @@ int lade_machine_save(const struct lade_machine *machine, const char *path, stru
   return rc;
 }
 
+struct lade_machine_store lade_machine_store_share(const struct lade_machine_store *store, int64_t n)
+{
+  struct lade_machine_store share = *store;
+  double *const rates[] = {&share.read_bytes_per_s, &share.write_bytes_per_s, &share.total_bytes_per_s,
+                           &share.total_mostly_writes_bytes_per_s, &share.total_mostly_reads_bytes_per_s,
+                           &share.lasting_read_bytes_per_s, &share.lasting_write_bytes_per_s,
+                           &share.lasting_bytes_per_s};
+  share.bytes /= (uint64_t)n;
+  for (size_t i = 0; i < LADE_COUNT(rates); i++)
+    *rates[i] /= (double)n;
+  return share;
+}
+
 int lade_machine_get(const char *name, struct lade_error *error, struct lade_machine *ret_machine)
 {
   struct lade_error from_preset;

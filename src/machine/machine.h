@@ -119,6 +119,9 @@ int lade_machine_save(const struct lade_machine *machine, const char *path, stru
 /* Check that every field is within its range and consistent with the others: -EINVAL with the field. Any thread. */
 int lade_machine_check(const struct lade_machine *machine, const char *where, struct lade_error *error);
 
+/* Return the share of @store that each of @n devices has while all use it: its bytes and rates over @n. Any thread. */
+struct lade_machine_store lade_machine_store_share(const struct lade_machine_store *store, int64_t n);
+
 /*
  * Return the machine that @name names: a preset, or else a file, as --machine takes it. Errors of both. If there is no
  * such file either, the message lists the presets, unless @name has a dot or a slash and so means a file.

@@ -207,6 +207,8 @@ struct lade_layout_cost {
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
   uint64_t host_bytes;       /* host memory of a rank: saved values and optimizer state there */
   uint64_t bound_host_bytes; /* a lower bound of its proved bytes */
+  uint64_t store_bytes;      /* of a rank on its node's drives: optimizer state there, and gradients on their way */
+  uint64_t bound_store_bytes; /* a lower bound of its proved bytes */
   uint64_t bound_sum_bytes;  /* a lower bound of a rank's bytes on device and host together, at one moment */
   int n_stages;              /* stages that may need the most memory: of those with equal parameters, one with the */
   int stages[LADE_LAYOUT_SIZES_MAX];  /* most values */
@@ -215,8 +217,8 @@ struct lade_layout_cost {
 
 /*
  * Compute the cost of @layout with microbatches of @micro_batch, from the cost of its share. The layout's mesh decides
- * the links. @state_tier: that of optimizer state, LADE_TIER_DEVICE or LADE_TIER_HOST. -EINVAL with a line if batch
- * or layers do not divide as they must; -ENOMEM.
+ * the links. @state_tier: that of optimizer state; pre, if it is STORE: @job's device has a store, and memory of its
+ * own. -EINVAL with a line if batch or layers do not divide as they must; -ENOMEM.
  */
 int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
                           enum lade_tier state_tier, const struct lade_share_cost *share, struct lade_error *error,
@@ -302,14 +304,14 @@ double lade_korthikanti_in_flight(int64_t layers, int pp, int virtual_stages);
 /* Tiers of a stage's values and of its optimizer state. */
 struct lade_stage_residency {
   struct lade_layer_residency layer;
-  enum lade_tier state_tier;     /* of optimizer state: DEVICE or HOST */
+  enum lade_tier state_tier;     /* of optimizer state */
   uint64_t device_bytes;         /* budget within which copies start early; 0: they start just in time */
 };
 
 /* A proved training program of the stage of @layout's rank. */
 struct lade_stage_program {
   uint64_t peak_bytes;                 /* of the device */
-  uint64_t host_bytes;                 /* of the host tier */
+  uint64_t host_bytes, store_bytes;    /* of the host tier, and of the drives */
   uint64_t owner_bytes[LADE_N_OWNERS]; /* sum to peak_bytes */
   uint64_t sent_bytes[LADE_N_AXES];    /* over its microbatches */
   int n_instrs, n_microbatches;        /* as many as give the peak of all of them */
@@ -391,10 +393,11 @@ struct lade_layout_search_params {
   int n_ranks;
   uint64_t device_bytes;       /* budget of a rank */
   uint64_t host_bytes;         /* of its share of the node's host memory; 0: nothing is copied there */
+  uint64_t store_bytes;        /* of its share of the node's drives; 0: no state is there */
   /* Confinements; 0, or -1 where 0 is a value: free. @dp counts replicas, each of n_context ranks of a layout. */
   int tp, pp, dp, virtual_stages, zero, shard, schedule, is_sequence;
   int64_t micro_batch;
-  enum lade_recipe recipe;     /* AUTO: free, optimizer state may be on the host; else state is on the device */
+  enum lade_recipe recipe;     /* AUTO: free, optimizer state may be on the host or drives; else it is on the device */
   enum lade_dtype grad_reduce;
   int n_max; /* layouts to return */
   int n_corrections;
@@ -440,7 +443,7 @@ int lade_layout_search_run(const struct lade_layout_job *job, const struct lade_
 
 /*
  * List the layouts that may be faster than rivals: those whose time is below limit_ns and below the time of the rival
- * of their (tp, pp, dp), and whose lower bounds of bytes (bound_bytes, bound_host_bytes, bound_sum_bytes) are within
+ * of their (tp, pp, dp), and whose lower bounds of bytes (bound_bytes and the like) are within
  * the budgets. A layout that is not listed does not fit, or is no faster. Jobs that cannot be proved are held
  * against the budgets by their estimates. The fastest @n_max come in order of time; n_undecided counts all. An empty
  * list is no error. -ENOMEM. Free found.

@@ -508,6 +508,34 @@ def a_search_offloads():
     require(all(name in text for name in free["recomputed_values"]), "the text lacks the values", (text, free))
 
 
+def drives_of_a_node_hold_state(directory):
+    """Where device and host have no room for state, a rank's share of the drives has, at its share of their rates."""
+    def given(bytes_per_s, *more):
+        path = os.path.join(directory, f"drives-{bytes_per_s:g}.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump({"preset": "dgx-a100-80g", "host_bytes_per_node": "4GiB",
+                       "store_per_node": {"read_bytes_per_s": bytes_per_s, "write_bytes_per_s": bytes_per_s,
+                                          "total_bytes_per_s": 0}}, file)
+        return ["--cluster", path, *SMALL[2:], "--layers", "8", "--batch", "64", "--budget", "3GiB", "--dp", "8", *more]
+    plans = []
+    for rate in (40e9, 20e9):
+        one = plan_json(*given(rate, "--micro-batch", "1", "--store-budget", "40GB"))
+        # Gradients of four bytes are written. Then they are read with ten of state, beside which these are written.
+        require(one["optimizer"] == "store" and one["fits"] and one["executed_dry"] and one["store_budget_bytes"] == 5e9
+                and 14 * one["parameters"] <= one["store_bytes"] <= 5e9
+                and 0.95 < one["update_seconds"] / ((4 + 14) * one["parameters"] / (rate / 8)) < 1.05, "on drives", one)
+        plans.append(one)
+    rest = [one["step_seconds"] - one["update_seconds"] for one in plans]
+    require(abs(rest[0] / rest[1] - 1) < 1e-3, "drives slow down more than the update", rest)
+    refused = plan(*given(40e9, "--micro-batch", "1", "--store-budget", "32GB"), code=3).stderr
+    require("are its share of the node's" in refused and "device memory" not in refused, "the share of drives", refused)
+    search = given(40e9, "--ranks", "8", "--search", "--top", "1", "--store-budget", "40GB", "--zero", "0")
+    best = plan_json(*search)["layouts"][0]
+    require(best["optimizer"] == "store" and best["executed_dry"] and best["step_seconds"] <= plans[0]["step_seconds"],
+            "found", (best, plans[0]))
+    require("planned on the node's drives" in plan(*search, "--export", "megatron").stdout, "megatron's comment", best)
+
+
 def ends_may_hold_no_layer():
     """Llama 3 405B as its authors cut it (2024, section 3.3.2): 126 layers in 128 pieces, 430 TFLOP/s on 8,192 devices."""
     base = ["--cluster", "dgx-h100", "--model", "llama3-405b", "--tp", "8", "--pp", "16", "--dp", "64", "--batch", "2048",
@@ -719,6 +747,10 @@ def wrong_questions_are_refused(directory):
             ("--ep N prices it", ["--cluster", "dgx-h100", "--model", "mixtral-8x7b", "--dp", "8"], 2),
             ("exclude", [*SMALL, "--rank", "1"], 2),
             ("exclude", [*SMALL, "--host-budget", "1GiB"], 2),
+            ("exclude", [*SMALL, "--store", "x"], 2),
+            ("have 27.9 TiB (30720000000000 bytes) (store_per_node)", [*SMALL, "--batch", "8", "--store-budget", "31TB"], 2),
+            ("a node of cluster rtx4090x4 has none", ["--cluster", "rtx4090x4", *SMALL[2:], "--store-budget", "1TB"], 2),
+            ("needs --recompute auto", [*SMALL, "--batch", "8", "--store-budget", "1TB", "--recompute", "full"], 2),
             ("exclude", [*SMALL, "--device", "dry"], 2),
             ("exclude", [*SMALL, "--frontier"], 2),
             ("exclude", [*SMALL, "--detail"], 2),
@@ -754,6 +786,7 @@ with tempfile.TemporaryDirectory(prefix="lade-cluster-") as scratch:
     precisions_of_states_are_searched()
     a_long_list_of_undecided_layouts_is_counted()
     a_search_offloads()
+    drives_of_a_node_hold_state(scratch)
     ends_may_hold_no_layer()
     the_published_layouts_are_found()
     layouts_go_to_other_projects()

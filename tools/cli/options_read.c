@@ -58,7 +58,7 @@ static const char *const excludes[][3] = {
     {"explain", "json", "an explanation is text"},
     {"cluster", "rank", "a cluster's plan is of all ranks"},
     {"cluster", "every-rank", "a cluster's plan proves the stages that need most"},
-    {"cluster", "store", "a cluster's plan has no drives; --machine plans these"},
+    {"cluster", "store", "a cluster states its drives: store_per_node; --store-budget uses them"},
     {"cluster", "host-budget", "a cluster states its host memory: host_bytes_per_node"},
     {"cluster", "device", "a cluster's plan is proved and simulated, not run; --machine runs dry"},
     {"cluster", "frontier", "a cluster's plan has one budget"},
@@ -341,8 +341,8 @@ static int subjects_check(const struct options *options, struct lade_error *erro
 static int pairs_check(const struct options *options, struct lade_error *error)
 {
   for (size_t i = 0; i < LADE_COUNT(needs); i++) {
-    if (options->graph && strcmp(needs[i][0], "store-budget") == 0)
-      continue; /* a plan of a graph takes no directory */
+    if ((options->graph || options->cluster) && strcmp(needs[i][0], "store-budget") == 0)
+      continue; /* a plan of a graph or on a cluster takes no directory */
     if (option_is_set(options, needs[i][0]) && !option_is_set(options, needs[i][1]))
       return lade_error_set(error, -EINVAL, "--%s needs --%s%s", needs[i][0], needs[i][1],
                             needs[i][2] ? needs[i][2] : "");

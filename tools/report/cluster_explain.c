@@ -136,6 +136,10 @@ static void residency_explain(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "AdamW's state is on the host: its processor updates it in %.3g s of the step, which frees %.4g GB "
             "of a rank's device memory.\n", plan->cost.update_ns / 1e9,
             state_rank_gb(plan, 2, 12, 4) - state_rank_gb(plan, 2, 2, 4));
+  if (plan->state_tier == LADE_TIER_STORE)
+    fprintf(file, "AdamW's state is on the node's drives, of which a rank has %.3g GB/s to read and %.3g to write, "
+            "those of data sheets in presets. Its update takes %.3g s of the step.\n",
+            device->store.read_bytes_per_s / 1e9, device->store.write_bytes_per_s / 1e9, plan->cost.update_ns / 1e9);
 }
 
 /* Explain expert parallel ranks, whose numbers are formulas (experts_cost.c). */

@@ -61,6 +61,16 @@ static void precision_export(const struct cluster_plan *plan, const char *mark, 
             mark, moments_name(plan->job->moments), master_name(plan->job->master));
 }
 
+/* Say in a comment that begins with @mark that state was planned on drives, which one project alone has. */
+static void drives_export(const struct cluster_plan *plan, const char *mark, FILE *file)
+{
+  if (plan->state_tier == LADE_TIER_STORE)
+    fprintf(file, "%s optimizer state was planned on the node's drives: %s\n", mark,
+            plan->options->export_format == EXPORT_DEEPSPEED
+                ? "offload_optimizer with device nvme and an nvme_path, of ZeRO 3"
+                : "no setting here; on the device it takes more");
+}
+
 static bool is_state_on_host(const struct cluster_plan *plan)
 {
   return plan->state_tier == LADE_TIER_HOST;
@@ -342,6 +352,8 @@ static void lade_export(const struct cluster_plan *plan, FILE *file)
     fprintf(file, " --grad-dtype bf16");
   if (sizes.dp > 1 && plan->layout.grad_reduce != LADE_F32)
     fprintf(file, " --grad-reduce bf16");
+  if (plan->state_tier == LADE_TIER_STORE)
+    fprintf(file, " --store DIR --store-budget %llu", (unsigned long long)plan->options->session.store_budget_bytes);
   fprintf(file, " --device cuda:0 --data FILE\n");
 }
 
@@ -352,8 +364,11 @@ void cluster_export(const struct cluster_plan *plan, FILE *file)
             plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#", plan->job->n_expert_ranks,
             plan->options->export_format == EXPORT_LADE ? "lade train refuses them" :
                                                          "this export has no setting for them");
-  if (plan->options->export_format != EXPORT_LADE)
-    precision_export(plan, plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#", file);
+  if (plan->options->export_format != EXPORT_LADE) {
+    const char *mark = plan->options->export_format == EXPORT_DEEPSPEED ? "//" : "#";
+    precision_export(plan, mark, file);
+    drives_export(plan, mark, file);
+  }
   switch (plan->options->export_format) {
   case EXPORT_MEGATRON:
     megatron_export(plan, file);

@@ -72,7 +72,7 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
   json_object_set_new(object, "scattered_sends",
                       json_boolean(lade_layout_sends_scattered(plan->job, layout, plan->micro_batch)));
   json_object_set_new(object, "recompute", json_string(recipe_name(plan->share.residency.recipe)));
-  json_object_set_new(object, "optimizer", json_string(plan->state_tier == LADE_TIER_DEVICE ? "device" : "host"));
+  json_object_set_new(object, "optimizer", json_string(tier_name(plan->state_tier)));
   json_object_set_new(object, "moments", json_string(moments_name(plan->job->moments)));
   json_object_set_new(object, "master", json_string(master_name(plan->job->master)));
   if (plan->share.residency.recipe == LADE_RECIPE_AUTO) {
@@ -115,6 +115,7 @@ json_t *cluster_layout_json(const struct cluster_plan *plan)
   json_object_set_new(object, "executed_dry", json_boolean(plan->is_proved));
   json_object_set_new(object, "peak_bytes", json_bytes(plan->peak_bytes));
   json_object_set_new(object, "host_bytes", json_bytes(plan->host_bytes));
+  json_object_set_new(object, "store_bytes", json_bytes(plan->store_bytes));
   json_object_set_new(object, "step_seconds", json_number(plan->cost.step_ns / 1e9));
   rates_set(object, plan);
   return object;
@@ -138,8 +139,11 @@ json_t *cluster_given_json(const struct cluster_plan *plan)
   json_object_set_new(object, "proved", json_boolean(plan->is_proved));
   json_object_set_new(object, "executed_dry", json_boolean(plan->is_proved));
   json_object_set_new(object, "budget_bytes", json_bytes(plan->budget_bytes));
+  json_object_set_new(object, "host_budget_bytes", json_bytes(plan->host_budget_bytes));
+  json_object_set_new(object, "store_budget_bytes", json_bytes(plan->store_budget_bytes));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes));
   json_object_set_new(object, "host_bytes", json_bytes(plan->host_bytes));
+  json_object_set_new(object, "store_bytes", json_bytes(plan->store_bytes));
   if (plan->is_proved) {
     json_object_set_new(object, "peak_rank", json_integer(plan->ranks[plan->fullest]));
     json_object_set_new(object, "ledger", json_pack("{s:o}", "device", ledger_json(&plan->stages[plan->fullest])));

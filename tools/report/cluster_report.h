@@ -26,6 +26,7 @@ struct cluster_plan {
   int64_t batch, seq_len;            /* of the step over whole sequences */
   uint64_t budget_bytes, peak_bytes; /* the peak of the proved programs; without a proof the estimate */
   uint64_t host_budget_bytes, host_bytes; /* a rank's share of its node's host memory; the bytes that it uses */
+  uint64_t store_budget_bytes, store_bytes; /* the same of the node's drives */
   bool fits, is_proved;
   int n_stages_proved;
   struct lade_stage_program stages[LADE_LAYOUT_SIZES_MAX];
@@ -65,6 +66,9 @@ int64_t cluster_n_params(const struct cluster_plan *plan);
 
 /* Write the names of a layer's values with @policy (enum lade_residency_policy): "a, b". "": none. */
 void cluster_values_name(const struct cluster_plan *plan, int policy, size_t text_bytes, char *ret_text);
+
+/* Return the name of a tier of optimizer state: "store". */
+const char *tier_name(enum lade_tier tier);
 
 /* Return the name that an option gives to the value: static, "?" without one. */
 const char *recipe_name(enum lade_recipe recipe);

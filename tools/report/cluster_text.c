@@ -6,8 +6,17 @@
 #include "tools/report/cluster_report.h"
 #include "tools/report/report.h"
 
+const char *tier_name(enum lade_tier tier)
+{
+  static const char *const names[] = {[LADE_TIER_DEVICE] = "device", [LADE_TIER_HOST] = "host",
+                                      [LADE_TIER_STORE] = "store"};
+  return names[tier];
+}
+
 void cluster_layout_print(const struct cluster_plan *plan, FILE *file)
 {
+  static const char *const away[] = {[LADE_TIER_DEVICE] = "", [LADE_TIER_HOST] = ", state on the host",
+                                     [LADE_TIER_STORE] = ", state on drives"};
   char name[LADE_LAYOUT_NAME_BYTES], peak[32], step[32];
   const double step_s = plan->cost.step_ns / 1e9, ranks = plan->layout.mesh.world;
   lade_layout_name(&plan->layout, name);
@@ -17,7 +26,7 @@ void cluster_layout_print(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "of dp, ep %d; ", plan->job->n_expert_ranks);
   fprintf(file, "%s, micro-batch %lld, recompute %s%s%s\n", name, (long long)plan->micro_batch,
           recipe_name(plan->share.residency.recipe),
-          plan->state_tier == LADE_TIER_DEVICE ? "" : ", state on the host", plan->fits ? "" : ", does not fit");
+          away[plan->state_tier], plan->fits ? "" : ", does not fit");
   if (plan->options->is_any_precision)
     fprintf(file, "  moments %s, masters %s\n", moments_name(plan->job->moments), master_name(plan->job->master));
   fprintf(file, "  %9s %10s %6.1f TFLOP/s %5.1f %%\n", seconds_format(step_s, step, sizeof(step)),
@@ -36,7 +45,10 @@ void cluster_residency_print(const struct cluster_plan *plan, FILE *file)
   }
   if (plan->state_tier != LADE_TIER_DEVICE || plan->share.layer.host_bytes > 0)
     fprintf(file, "host memory   %s of a rank%s\n", lade_size_format(plan->host_bytes, size, sizeof(size)),
-            plan->state_tier == LADE_TIER_DEVICE ? "" : ", the optimizer state in it");
+            plan->state_tier == LADE_TIER_HOST ? ", the optimizer state in it" : "");
+  if (plan->state_tier == LADE_TIER_STORE)
+    fprintf(file, "drives        %s of a rank: optimizer state, and gradients for it\n",
+            lade_size_format(plan->store_bytes, size, sizeof(size)));
 }
 
 void cluster_given_print(const struct cluster_plan *plan, FILE *file)

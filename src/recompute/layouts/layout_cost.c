@@ -16,11 +16,13 @@
  *              BACKWARD_POST, but unlike Lade: in the backward half nothing is computed beside a gather
  *   tables     the sum of a tied table's two gradients
  *   update     AdamW over this rank's state, and norms. With the state on the host the CPU updates it, after gradients
- *              have come there and beside the copies of working copies
+ *              have come there and beside the copies of working copies. With the state on drives gradients are written
+ *              there, and state and gradients stream through host memory
  *
  * Memory. A stage holds its state, and the saved values of as many microbatches as the schedule keeps in flight; on top
  * of that the values of one layer's or the head's backward half. Host memory holds values that are copied there, and
- * the optimizer state if that is its tier, with working copies and gradients on their way.
+ * the optimizer state if that is its tier, with working copies and gradients on their way. Drives hold such state with
+ * the gradients; the host then has working copies on their way.
  */
 #include <errno.h>
 #include <math.h>
@@ -258,18 +260,25 @@ static double flat_copies_ns(const struct lade_layout_job *job, const struct lad
 }
 
 /*
- * Return the time of AdamW over @form on the host, in @n_layers pieces. All gradients leave the device first, beside
- * @grad_ns of their sums; then working copies go out and come back beside the updates.
+ * Return the time of AdamW over @form on the host or on drives, in @n_layers pieces. All gradients go to @state_tier
+ * first, beside @grad_ns of their sums. Then working copies go to the host and come back beside the updates. An update
+ * on drives reads its state with the gradients, and writes it back.
  */
-static double host_update_ns(const struct lade_layout_job *job, const struct lade_cost *cost,
-                             const struct lade_adamw_args *form, double n_layers, double grad_ns)
+static double away_update_ns(const struct lade_layout_job *job, const struct lade_cost *cost,
+                             const struct lade_adamw_args *form, enum lade_tier state_tier, double n_layers,
+                             double grad_ns)
 {
   const struct lade_machine *device = &job->cluster->device;
+  const bool is_stored = state_tier == LADE_TIER_STORE;
   const double n = (double)form->n_elements, weight = (double)lade_dtype_bytes(job->dtype);
-  const double grads_ns = n * (double)lade_dtype_bytes(job->grad_dtype) / (double)device->to_host.bytes_per_s * 1e9;
+  const double leave_bytes_per_s = is_stored ? lade_cost_drive_bytes_per_s(&device->store, 0)
+                                             : (double)device->to_host.bytes_per_s;
+  const double grads_ns = n * (double)lade_dtype_bytes(job->grad_dtype) / leave_bytes_per_s * 1e9;
   const double out_ns = n * weight / (double)device->to_host.bytes_per_s * 1e9;
   const double in_ns = n * weight / (double)device->to_device.bytes_per_s * 1e9;
-  const double adamw_ns = (double)lade_cost_adamw_ns(cost, form, true);
+  const double adamw_ns = is_stored ? (double)(lade_cost_adamw_store_ns(cost, form, false) +
+                                               lade_cost_stream_edge_ns(cost, form, false))
+                                    : (double)lade_cost_adamw_ns(cost, form, true);
   const double all_ns = adamw_ns + out_ns + in_ns, longest_ns = LADE_MAX(adamw_ns, LADE_MAX(out_ns, in_ns));
   return LADE_MAX(grads_ns - grad_ns, 0) + longest_ns + (all_ns - longest_ns) / (n_layers + 1);
 }
@@ -283,8 +292,9 @@ static double update_time(const struct lade_layout_job *job, const struct lade_l
   lade_cost_init(&cost, &job->cluster->device);
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master, .n_elements = (int64_t)n_params};
-  double ns = state_tier == LADE_TIER_DEVICE ? (double)lade_cost_adamw_ns(&cost, &form, false)
-                                             : host_update_ns(job, &cost, &form, core->n_layers, grad_ns);
+  double ns = state_tier == LADE_TIER_DEVICE
+                  ? (double)lade_cost_adamw_ns(&cost, &form, false)
+                  : away_update_ns(job, &cost, &form, state_tier, core->n_layers, grad_ns);
   ns += (double)lade_cost_sum_squares_ns(&cost, (int64_t)n_params, job->grad_dtype);
   lade_cost_finish(&cost);
   if (job->model->is_tied && core->pipeline.n_stages > 1) {
@@ -356,15 +366,24 @@ static double state_bytes(const struct lade_layout_job *job, const struct lade_l
   return bytes;
 }
 
-/* Return the bytes of host memory for the optimizer state of @n_params, working copies and gradients on their way. */
-static double state_host_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                               const struct lade_layout *layout, double n_params)
+/* Return the bytes of @tier for the optimizer state of @n_params there, working copies and gradients on their way. */
+static double state_tier_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                               const struct lade_layout *layout, enum lade_tier tier, double n_params)
 {
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master};
+  const double stays = tier == LADE_TIER_STORE ? (double)lade_dtype_bytes(job->dtype) : 0; /* copies pass the host */
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
-  return held_params(job, core, layout, n_params) * read;
+  return held_params(job, core, layout, n_params) * (read - stays);
+}
+
+/* Return the host bytes that working copies pass through if state is on drives: one leaves and one comes back. */
+static double passing_bytes(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                            const struct lade_layout *layout)
+{
+  const int64_t n_most = LADE_MAX(core->share->embed.n_params, core->share->layer.n_params);
+  return 2 * held_params(job, core, layout, (double)n_most) * (double)lade_dtype_bytes(job->dtype);
 }
 
 /* Return the bytes of the values of @stage on the host. */
@@ -534,9 +553,9 @@ static double device_lower_bound(const struct lade_layout_job *job, const struct
   return bound;
 }
 
-/* Return a lower bound of the host bytes of size @i: its optimizer state. Copies of values may come back early. */
-static double host_lower_bound(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                               const struct lade_layout *layout, enum lade_tier state_tier, int i)
+/* Return a lower bound of the state's bytes of size @i beside the device's. Copies of values may come back early. */
+static double away_lower_bound(const struct lade_layout_job *job, const struct lade_layout_core *core,
+                               const struct lade_layout *layout, int i)
 {
   const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
                                        .master = job->master};
@@ -544,7 +563,7 @@ static double host_lower_bound(const struct lade_layout_job *job, const struct l
   const double weight = (double)lade_dtype_bytes(job->dtype);
   int read, state;
   lade_cost_adamw_bytes(&form, &read, &state);
-  return state_tier == LADE_TIER_DEVICE ? 0 : core->sizes[i].n_params * (state - weight) / shard;
+  return core->sizes[i].n_params * (state - weight) / shard;
 }
 
 static void memory_fill(const struct lade_layout_job *job, const struct lade_layout_core *core,
@@ -554,14 +573,20 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
     const double n_params = core->sizes[i].n_params, state = state_bytes(job, core, layout, state_tier, n_params);
     const double room = core->sizes[i].host_bytes > 0 ? LADE_PREFETCH_SLACK / (LADE_PREFETCH_SLACK - 1.0) : 1;
     const double all = (state + core->sizes[i].values_bytes) * room;
+    const double away = state_tier == LADE_TIER_DEVICE ? 0 : state_tier_bytes(job, core, layout, state_tier, n_params);
     const double host = core->sizes[i].host_bytes +
-                        (state_tier == LADE_TIER_DEVICE ? 0 : state_host_bytes(job, core, layout, n_params));
+                        (state_tier == LADE_TIER_STORE ? passing_bytes(job, core, layout) : away);
     cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
+    if (state_tier == LADE_TIER_STORE)
+      cost->store_bytes = LADE_MAX(cost->store_bytes, (uint64_t)away);
     double first;
     const double bound = device_lower_bound(job, core, layout, state_tier, i, &first);
-    const double host_bound = host_lower_bound(job, core, layout, state_tier, i);
+    const double away_bound = away_lower_bound(job, core, layout, i);
+    const double host_bound = state_tier == LADE_TIER_HOST ? away_bound : 0;
+    const double store_bound = state_tier == LADE_TIER_STORE ? away_bound : 0;
     cost->bound_bytes = LADE_MAX(cost->bound_bytes, (uint64_t)bound);
     cost->bound_host_bytes = LADE_MAX(cost->bound_host_bytes, (uint64_t)host_bound);
+    cost->bound_store_bytes = LADE_MAX(cost->bound_store_bytes, (uint64_t)store_bound);
     cost->bound_sum_bytes = LADE_MAX(cost->bound_sum_bytes,
                                      (uint64_t)(first + host_bound + core->sizes[i].bound_away_bytes));
     cost->stages[cost->n_stages++] = core->sizes[i].stage;

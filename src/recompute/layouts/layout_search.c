@@ -206,10 +206,18 @@ static int variants_list(const struct layout_searcher *s, struct lade_layout_par
   return n;
 }
 
-/* Return the number of tiers of optimizer state that are tried. */
-static int tiers_count(const struct layout_searcher *s)
+/* List the tiers of optimizer state that are tried. Return their number. */
+static int tiers_list(const struct layout_searcher *s, enum lade_tier ret_tiers[3])
 {
-  return s->params->recipe == LADE_RECIPE_AUTO && s->params->host_bytes && !s->job->cluster->device.is_unified ? 2 : 1;
+  const struct lade_layout_search_params *params = s->params;
+  const bool is_free = params->recipe == LADE_RECIPE_AUTO && !s->job->cluster->device.is_unified;
+  int n = 0;
+  ret_tiers[n++] = LADE_TIER_DEVICE;
+  if (is_free && params->host_bytes)
+    ret_tiers[n++] = LADE_TIER_HOST;
+  if (is_free && params->store_bytes)
+    ret_tiers[n++] = LADE_TIER_STORE;
+  return n;
 }
 
 /* Bound the pipeline of @layout_params, and keep it as a candidate. */
@@ -218,6 +226,7 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
 {
   const enum lade_software software = residencies->items[0].software;
   struct lade_layout_params variants[N_VARIANTS_MAX];
+  enum lade_tier tiers[3];
   struct lade_layout layout;
   double span_ns;
   const int n_pieces = layout_params->pp * layout_params->virtual_stages;
@@ -232,8 +241,8 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
     s->status = status == -ENOMEM ? status : s->status;
     return;
   }
-  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, software, variants) * tiers_count(s) * s->n_jobs *
-                            residencies->n;
+  s->search->n_evaluated += (int64_t)variants_list(s, *layout_params, software, variants) * tiers_list(s, tiers) *
+                            s->n_jobs * residencies->n;
   const struct layout_candidate candidate = {span_ns, *layout_params, micro_batch, residencies, software};
   if (!LADE_PUSH(&s->candidates, candidate))
     s->status = -ENOMEM;
@@ -350,7 +359,7 @@ static bool is_provable(const struct lade_layout_job *job)
   return job->n_context <= 1 && !job->experts;
 }
 
-/* Remember the layout that needs the least device memory, of those that fit the host. */
+/* Remember the layout that needs the least device memory, of those that fit the host and the drives. */
 static void smallest_note(struct layout_searcher *s, const struct lade_layout_found *found)
 {
   if (!s->smallest.cost.peak_bytes || found->cost.peak_bytes < s->smallest.cost.peak_bytes)
@@ -389,7 +398,7 @@ static int residency_find(struct layout_searcher *s, struct candidate_cores *cor
       return status;
     lade_layout_core_memory(job, &cores->cores[i], layout, found->state_tier, &found->cost);
     *ret_chosen = i;
-    if (found->cost.host_bytes > s->params->host_bytes)
+    if (found->cost.host_bytes > s->params->host_bytes || found->cost.store_bytes > s->params->store_bytes)
       continue;
     found->residency = residencies->items[i].residency;
     found->fitted_bytes = (double)found->cost.peak_bytes * (is_provable(job) ? SLACK : 1);
@@ -460,8 +469,10 @@ static bool may_fit(const struct layout_searcher *s, const struct lade_layout_co
 {
   const struct lade_layout_search_params *params = s->params;
   if (!is_provable(s->job))
-    return cost->peak_bytes <= params->device_bytes && cost->host_bytes <= params->host_bytes;
+    return cost->peak_bytes <= params->device_bytes && cost->host_bytes <= params->host_bytes &&
+           cost->store_bytes <= params->store_bytes;
   return cost->bound_bytes <= params->device_bytes && cost->bound_host_bytes <= params->host_bytes &&
+         cost->bound_store_bytes <= params->store_bytes &&
          cost->bound_sum_bytes <= params->device_bytes + params->host_bytes;
 }
 
@@ -543,11 +554,13 @@ static int variants_visit(struct layout_searcher *s, struct candidate_cores *cor
 {
   struct lade_layout_params variants[N_VARIANTS_MAX];
   const struct layout_candidate *candidate = cores->candidate;
-  const int n = variants_list(s, candidate->layout, candidate->software, variants), n_tiers = tiers_count(s);
+  const int n = variants_list(s, candidate->layout, candidate->software, variants);
+  enum lade_tier tiers[3];
+  const int n_tiers = tiers_list(s, tiers);
   int status = 0;
   for (int i = 0; i < n * n_tiers * s->n_jobs && !status; i++) {
-    const enum lade_tier tier = i / s->n_jobs % n_tiers ? LADE_TIER_HOST : LADE_TIER_DEVICE;
-    status = visit(s, cores, &s->jobs[i % s->n_jobs], &variants[i / s->n_jobs / n_tiers], tier);
+    status = visit(s, cores, &s->jobs[i % s->n_jobs], &variants[i / s->n_jobs / n_tiers],
+                   tiers[i / s->n_jobs % n_tiers]);
   }
   return status;
 }

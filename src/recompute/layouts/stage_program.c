@@ -158,7 +158,8 @@ void lade_stage_program_read(const struct lade_program *program, struct lade_sta
 {
   *ret_program = (struct lade_stage_program){
       .peak_bytes = program->peak_bytes[LADE_DEVICE], .host_bytes = program->peak_bytes[LADE_HOST],
-      .n_instrs = program->n_instrs, .n_microbatches = program->n_microbatches, .step_ns = program->predicted_ns};
+      .store_bytes = program->peak_bytes[LADE_STORE], .n_instrs = program->n_instrs,
+      .n_microbatches = program->n_microbatches, .step_ns = program->predicted_ns};
   for (int owner = 0; owner < LADE_N_OWNERS; owner++)
     ret_program->owner_bytes[owner] = program->owner_bytes[LADE_DEVICE][owner];
   lade_program_comm_traffic(program, ret_program->sent_bytes);

@@ -47,6 +47,8 @@ static void presets_pass_their_own_check_and_read_back(void **state)
     json_decref(object);
     assert_memory_equal(&read.levels, &cluster.levels, sizeof(read.levels));
     assert_true(read.device.kernels.n_sms == cluster.device.kernels.n_sms);
+    assert_memory_equal(&read.node_store, &cluster.node_store, sizeof(read.node_store));
+    assert_memory_equal(&read.device.store, &cluster.device.store, sizeof(read.device.store));
     assert_true(read.n_nodes == cluster.n_nodes && read.usable_device_bytes == cluster.usable_device_bytes);
   }
   assert_int_equal(n, 7);
@@ -62,6 +64,25 @@ static void a_file_begins_from_a_preset(void **state)
   assert_int_equal(cluster.levels[1].n_devices, 32);
   assert_true(cluster.usable_device_bytes == UINT64_C(70) << 30);
   assert_true(cluster.device.launch_ns == 7000 && cluster.device.kernels.n_sms == 132);
+}
+
+static void devices_share_the_drives_of_their_node(void **state)
+{
+  struct lade_cluster cluster;
+  struct lade_error error;
+  assert_int_equal(text_read("{\"preset\": \"gb200-nvl72\", \"device\": \"gb200-186g\"," /* whose store gives way */
+                             " \"store_per_node\": {\"bytes\": \"8TB\", \"read_bytes_per_s\": 12e9,"
+                             " \"write_bytes_per_s\": 6e9, \"lasting_write_bytes_per_s\": 4e9, \"latency_ns\": 50000}}",
+                             &error, &cluster), 0);
+  const struct lade_machine_store *share = &cluster.device.store; /* a quarter: four devices a node */
+  assert_true(share->bytes == UINT64_C(2000000000000) && share->read_bytes_per_s == 3e9);
+  assert_true(share->write_bytes_per_s == 1.5e9 && share->lasting_write_bytes_per_s == 1e9);
+  assert_true(share->latency_ns == 50000 && share->total_bytes_per_s == 0);
+  assert_int_equal(text_read("{\"preset\": \"dgx-h100\", \"store_per_node\": {\"write_bytes_per_s\": 8e9}}", &error,
+                             &cluster), 0);
+  assert_true(cluster.node_store.bytes == UINT64_C(30720000000000) && share->write_bytes_per_s == 1e9);
+  assert_int_equal(text_read("{\"preset\": \"dgx-h100\", \"store_per_node\": {\"bytes\": 0}}", &error, &cluster), 0);
+  assert_true(cluster.node_store.bytes == 0 && share->bytes == 0);
 }
 
 static void wrong_files_are_refused_with_the_field(void **state)
@@ -102,6 +123,12 @@ static void wrong_files_are_refused_with_the_field(void **state)
        "\"latency_ns\": 1}, {\"name\": \"a\", \"devices\": 16, \"bytes_per_s\": 1e9, \"latency_ns\": 1}]}",
        "levels[1].name is \"a\""},
       {"{\"name\": \"x\"}", "nodes"},
+      {"{\"preset\": \"p5\", \"store_per_node\": []}", "file: store_per_node: expected an object"},
+      {"{\"preset\": \"p5\", \"store_per_node\": {\"read_bytes_per_s\": 0}}",
+       "file: store_per_node: store.bytes is stated without store.read_bytes_per_s"},
+      {"{\"preset\": \"p5\", \"store_per_node\": {\"write_bytes_per_s\": -1}}", "store.write_bytes_per_s is -1"},
+      {"{\"preset\": \"p5\", \"store_per_node\": {\"drives\": 8}}", "unknown field store.\"drives\""},
+      {"{\"preset\": \"gb200-nvl72\", \"store_per_node\": {\"read_bytes_per_s\": 1e9}}", "store.bytes is missing"},
   };
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct lade_cluster cluster;
@@ -221,6 +248,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(presets_pass_their_own_check_and_read_back),
       cmocka_unit_test(a_file_begins_from_a_preset),
+      cmocka_unit_test(devices_share_the_drives_of_their_node),
       cmocka_unit_test(wrong_files_are_refused_with_the_field),
       cmocka_unit_test(an_unknown_name_lists_the_presets),
       cmocka_unit_test(a_group_pays_for_the_levels_that_it_crosses),

@@ -87,7 +87,8 @@ static bool layout_draw(struct drawn *d, struct lade_share_residencies *residenc
   if (lade_layout_init(&d->params, &error, &d->layout))
     return false;
   const struct lade_share_key key = {d->params.tp, d->params.is_sequence, d->micro_batch, LADE_RECIPE_AUTO};
-  d->state_tier = draw(3) ? LADE_TIER_DEVICE : LADE_TIER_HOST;
+  static const enum lade_tier tiers[] = {LADE_TIER_DEVICE, LADE_TIER_DEVICE, LADE_TIER_HOST, LADE_TIER_STORE};
+  d->state_tier = tiers[draw((int)LADE_COUNT(tiers))];
   if (lade_share_residencies_make(&d->job, &key, &error, residencies))
     return false;
   d->share = residencies->items[draw(residencies->n)];
@@ -98,6 +99,7 @@ static bool layout_draw(struct drawn *d, struct lade_share_residencies *residenc
 static void stages_prove(const struct drawn *d, const struct lade_layout_cost *cost, uint64_t budget_bytes,
                          uint64_t *ret_device, uint64_t *ret_host)
 {
+  uint64_t stored = 0;
   *ret_device = *ret_host = 0;
   for (int i = 0; i < cost->n_stages; i++) {
     struct lade_stage_program program;
@@ -110,7 +112,11 @@ static void stages_prove(const struct drawn *d, const struct lade_layout_cost *c
       fail_msg("%s", error.text);
     *ret_device = LADE_MAX(*ret_device, program.peak_bytes);
     *ret_host = LADE_MAX(*ret_host, program.host_bytes);
+    stored = LADE_MAX(stored, program.store_bytes);
   }
+  if (cost->bound_store_bytes > stored || (d->state_tier == LADE_TIER_STORE) != (cost->bound_store_bytes > 0))
+    fail_msg("%s: the bound of drives is %llu, and programs have %llu there", d->job.model->name,
+             (unsigned long long)cost->bound_store_bytes, (unsigned long long)stored);
 }
 
 static void no_program_needs_less_than_its_bound(void **state)

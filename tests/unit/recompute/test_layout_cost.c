@@ -51,6 +51,7 @@ struct one_layout {
   int64_t batch, micro_batch;
   enum lade_recipe recipe;
   bool is_scattered;
+  enum lade_tier state_tier;
 };
 
 static void costs_make(const struct one_layout *one, const struct lade_layout_job *job, struct lade_layout *ret_layout,
@@ -65,7 +66,7 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
   const struct lade_share_key key = {lade_layout_size(ret_layout, LADE_AXIS_TP), params.is_sequence, one->micro_batch,
                                      one->recipe, job->software};
   assert_int_equal(lade_share_cost_make(job, &key, &error, &share), 0);
-  assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, LADE_TIER_DEVICE, &share, &error,
+  assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, one->state_tier, &share, &error,
                                          ret_cost), 0);
 }
 
@@ -74,8 +75,7 @@ static int stage_prove(const struct one_layout *one, const struct lade_layout_jo
                        const struct lade_layout *layout, uint64_t device_bytes, struct lade_stage_program *ret_program)
 {
   const struct lade_stage_params params = {
-      job, layout, one->micro_batch, {.layer = {.recipe = one->recipe}, .device_bytes = device_bytes},
-      LADE_STAGE_PROOF};
+      job, layout, one->micro_batch, {{.recipe = one->recipe}, one->state_tier, device_bytes}, LADE_STAGE_PROOF};
   struct lade_error error;
   return lade_stage_program_make(&params, &error, ret_program);
 }
@@ -187,6 +187,36 @@ static void sums_over_replicas_hide_in_the_time_that_is_left(void **state)
     if (share < cases[i].exposed_min || share > cases[i].exposed_max)
       print_error("case %zu: %g of the sums over replicas is exposed\n", i, share);
     assert_true(share >= cases[i].exposed_min && share <= cases[i].exposed_max);
+  }
+}
+
+static const struct one_layout stored[] = {
+    {"drives", &gpt2, LAYOUT(.dp = 8), 48, 2, LADE_RECIPE_NONE, .state_tier = LADE_TIER_STORE},
+    {"drives, zero 1", &gpt2, LAYOUT(.dp = 8, .zero = 1), 48, 2, LADE_RECIPE_NONE, .state_tier = LADE_TIER_STORE},
+    {"drives, tp 8", &llama, LAYOUT(.tp = 8), 6, 2, LADE_RECIPE_NONE, .state_tier = LADE_TIER_STORE},
+};
+
+/* A rank has its share of the node's drives, and waits for them. */
+static void state_on_drives_costs_what_its_program_does(void **state)
+{
+  for (size_t i = 0; i < LADE_COUNT(stored); i++) {
+    const struct one_layout *one = &stored[i];
+    const struct lade_layout_job job = job_of(one->model, one->batch);
+    struct lade_layout layout;
+    struct lade_layout_cost cost;
+    struct lade_stage_program program;
+    costs_make(one, &job, &layout, &cost);
+    assert_int_equal(stage_prove(one, &job, &layout, cluster.usable_device_bytes, &program), 0);
+    const double expected = cost.step_ns - cost.skipped_ns;
+    if (fabs((double)program.step_ns / expected - 1) > REPLICAS_ERROR)
+      print_error("%s: the program takes %g ms, the layout %g\n", one->name, (double)program.step_ns / 1e6,
+                  expected / 1e6);
+    assert_true(fabs((double)program.step_ns / expected - 1) <= REPLICAS_ERROR);
+    assert_true(fabs((double)cost.peak_bytes / (double)program.peak_bytes - 1) <= 0.06);
+    assert_true(fabs((double)cost.store_bytes / (double)program.store_bytes - 1) <= 0.06);
+    assert_true(fabs((double)cost.host_bytes / (double)program.host_bytes - 1) <= 0.06);
+    /* State and gradients are written and read, at an eighth of the node's rate. */
+    assert_true(cost.update_ns / 1e9 > 2 * 8 * (double)cost.store_bytes / cluster.node_store.read_bytes_per_s);
   }
 }
 
@@ -710,6 +740,7 @@ int main(void)
       cmocka_unit_test(a_step_takes_the_time_of_its_program),
       cmocka_unit_test(a_replicas_step_takes_the_time_of_its_program),
       cmocka_unit_test(sums_over_replicas_hide_in_the_time_that_is_left),
+      cmocka_unit_test(state_on_drives_costs_what_its_program_does),
       cmocka_unit_test(a_pipelines_step_is_that_of_its_programs_together),
       cmocka_unit_test(memory_is_near_that_of_the_proved_program),
       cmocka_unit_test(a_short_list_has_the_peak_of_the_whole),

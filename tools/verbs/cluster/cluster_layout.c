@@ -17,7 +17,8 @@ uint64_t cluster_host_budget(const struct lade_cluster *cluster)
 
 static void fits_set(struct cluster_plan *plan)
 {
-  plan->fits = plan->peak_bytes <= plan->budget_bytes && plan->host_bytes <= plan->host_budget_bytes;
+  plan->fits = plan->peak_bytes <= plan->budget_bytes && plan->host_bytes <= plan->host_budget_bytes &&
+               plan->store_bytes <= plan->store_budget_bytes;
 }
 
 int cluster_residencies_make(const struct cluster_plan *plan, enum lade_recipe recipe, struct lade_error *error,
@@ -40,6 +41,7 @@ int cluster_layout_cost(struct cluster_plan *plan, struct lade_error *error)
   plan->cost.hardware_flops = lade_step_flops(plan->job->model, plan->batch, plan->seq_len, recipe) + again;
   plan->peak_bytes = plan->cost.peak_bytes;
   plan->host_bytes = plan->cost.host_bytes;
+  plan->store_bytes = plan->cost.store_bytes;
   fits_set(plan);
   return status;
 }
@@ -76,6 +78,7 @@ static int stage_prove(struct cluster_plan *plan, int stage, struct lade_error *
     return status;
   plan->ranks[at] = layout.rank;
   plan->host_bytes = LADE_MAX(plan->host_bytes, plan->stages[at].host_bytes);
+  plan->store_bytes = LADE_MAX(plan->store_bytes, plan->stages[at].store_bytes);
   if (plan->stages[at].peak_bytes > plan->peak_bytes) {
     plan->peak_bytes = plan->stages[at].peak_bytes;
     plan->fullest = at;
@@ -96,14 +99,15 @@ static int stage_may_fit(struct cluster_plan *plan, int stage, struct lade_error
     return status;
   plan->n_instrs_measured += program.n_instrs;
   plan->measured_bytes = LADE_MAX(plan->measured_bytes, program.peak_bytes);
-  *ret_may_fit = program.peak_bytes <= plan->budget_bytes && program.host_bytes <= plan->host_budget_bytes;
+  *ret_may_fit = program.peak_bytes <= plan->budget_bytes && program.host_bytes <= plan->host_budget_bytes &&
+                 program.store_bytes <= plan->store_budget_bytes;
   return 0;
 }
 
 int cluster_plan_prove(struct cluster_plan *plan, struct lade_error *error)
 {
   int status = 0;
-  plan->peak_bytes = plan->host_bytes = 0;
+  plan->peak_bytes = plan->host_bytes = plan->store_bytes = 0;
   plan->n_stages_proved = plan->fullest = 0;
   for (int i = 0; i < plan->cost.n_stages && !status; i++)
     status = stage_prove(plan, plan->cost.stages[i], error);
@@ -146,11 +150,29 @@ int cluster_ranks_check(struct cluster_planning *planning, int64_t n_ranks)
                         (long long)n_devices);
 }
 
+/* Say which of a node's memory and drives the plan exceeds, if it is within the device's budget. */
+static bool away_refuse(struct cluster_planning *planning, const struct cluster_plan *plan, const char *advice)
+{
+  char need[LADE_SIZE_TEXT], share[LADE_SIZE_TEXT];
+  const bool is_host = plan->host_bytes > plan->host_budget_bytes;
+  if (plan->peak_bytes > plan->budget_bytes || (!is_host && plan->store_bytes <= plan->store_budget_bytes))
+    return false;
+  lade_size_exact(is_host ? plan->host_bytes : plan->store_bytes, need);
+  lade_size_exact(is_host ? plan->host_budget_bytes : plan->store_budget_bytes, share);
+  lade_error_set(&planning->error, -EOVERFLOW, "a rank needs %s of %s, and %s are its share of the node's: %s", need,
+                 is_host ? "host memory" : "drives", share, advice);
+  return true;
+}
+
 int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan, const char *advice)
 {
   char peak[LADE_SIZE_TEXT], budget[LADE_SIZE_TEXT];
   const struct lade_stage_program *stage = &plan->stages[plan->fullest];
   int max = 0;
+  if (away_refuse(planning, plan, advice)) {
+    fflush(stdout);
+    return exit_fail("plan", -EOVERFLOW, &planning->error);
+  }
   lade_size_exact(plan->peak_bytes, peak);
   lade_size_exact(plan->budget_bytes, budget);
   if (!plan->is_proved) {

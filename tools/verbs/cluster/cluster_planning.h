@@ -16,7 +16,7 @@ struct cluster_planning {
   struct lade_kernels kernels;
   struct lade_layout_job job;
   struct lade_layout_job jobs[LADE_N_MOMENTS][LADE_N_MASTERS]; /* the same with each precision of optimizer states */
-  uint64_t budget_bytes;
+  uint64_t budget_bytes, store_budget_bytes; /* of a rank: device memory, and its share of the node's --store-budget */
   struct lade_error error;
 };
 
@@ -51,8 +51,8 @@ int cluster_layout_plan(struct cluster_plan *plan, struct lade_error *error);
 int cluster_ranks_check(struct cluster_planning *planning, int64_t n_ranks);
 
 /*
- * Say that the layout does not fit: its peak, the budget, the tensors that take most, and @advice. Return the exit
- * code.
+ * Say that the layout does not fit: its peak, the budget, the tensors that take most, and @advice; or the bytes beside
+ * the device's and a rank's share of them. Return the exit code.
  */
 int cluster_refusal_tell(struct cluster_planning *planning, const struct cluster_plan *plan, const char *advice);
 

@@ -43,8 +43,9 @@ static struct lade_layout_search_params search_params(const struct cluster_plann
   const struct options *o = planning->options;
   struct lade_layout_search_params params = {
       .n_ranks = (int)o->n_ranks, .device_bytes = planning->budget_bytes,
-      .host_bytes = cluster_host_budget(&planning->cluster), .tp = confined(o, "tp", o->tp, 0),
-      .pp = confined(o, "pp", o->pp, 0), .dp = confined(o, "dp", o->dp, 0), .zero = confined(o, "zero", o->zero, -1),
+      .host_bytes = cluster_host_budget(&planning->cluster), .store_bytes = planning->store_budget_bytes,
+      .tp = confined(o, "tp", o->tp, 0), .pp = confined(o, "pp", o->pp, 0),
+      .dp = confined(o, "dp", o->dp, 0), .zero = confined(o, "zero", o->zero, -1),
       .virtual_stages = confined(o, "virtual-stages", o->virtual_stages, 0), .shard = (int)o->shard,
       .schedule = confined(o, "schedule", o->schedule, -1),
       .is_sequence = confined(o, "sequence-parallel", o->is_sequence, -1), .micro_batch = o->session.micro_batch,

@@ -8,7 +8,7 @@
  * job is that of their part of each sequence; with experts it begins from a dense model (experts_cost.c).
  *
  * Without --recompute, or with auto, the fastest residency of the layers that fits is taken (layer_residency.c).
- * Optimizer state is on the device or on the host.
+ * Optimizer state is on the device, on the host or, with --store-budget, on the node's drives.
  */
 #include "tools/verbs/cluster/plan_cluster.h"
 
@@ -111,6 +111,31 @@ static int budget_get(struct cluster_planning *planning)
   }
 }
 
+/* Resolve the drives that a node gives: a rank has its share. Refuse bytes that no plan can use. */
+static int store_budget_get(struct cluster_planning *planning)
+{
+  char asked[LADE_SIZE_TEXT], has[LADE_SIZE_TEXT];
+  const struct lade_session_params *session = &planning->options->session;
+  const struct lade_cluster *cluster = &planning->cluster;
+  if (!session->store_budget_bytes)
+    return 0;
+  if (!cluster->node_store.bytes)
+    return lade_error_set(&planning->error, -EINVAL, "--store-budget needs drives, and a node of cluster %.64s has "
+                          "none: store_per_node of a file states them", cluster->name);
+  if (session->store_budget_bytes > cluster->node_store.bytes)
+    return lade_error_set(&planning->error, -EINVAL, "--store-budget is %s, and the drives of a node of cluster %.64s "
+                          "have %s (store_per_node)", lade_size_exact(session->store_budget_bytes, asked),
+                          cluster->name, lade_size_exact(cluster->node_store.bytes, has));
+  if (session->recipe != LADE_RECIPE_AUTO)
+    return lade_error_set(&planning->error, -EINVAL, "--store-budget with --cluster needs --recompute auto: a recipe "
+                          "leaves optimizer state on the device");
+  if (cluster->device.is_unified)
+    return lade_error_set(&planning->error, -EINVAL, "--store-budget needs devices with memory of their own, and those "
+                          "of cluster %.64s use the host's: --machine plans these", cluster->name);
+  planning->store_budget_bytes = session->store_budget_bytes / (uint64_t)cluster->n_node_devices;
+  return 0;
+}
+
 /* Cut each sequence over context parallel ranks: two pieces each, so that causal attention is balanced. */
 static int context_cut(struct cluster_planning *planning)
 {
@@ -135,6 +160,8 @@ static int job_make(struct cluster_planning *planning)
     status = model_get(planning);
   if (!status)
     status = budget_get(planning);
+  if (!status)
+    status = store_budget_get(planning);
   if (status)
     return status;
   lade_kernels_init(&planning->kernels, &cpu);
@@ -210,19 +237,20 @@ static int given_layout(struct cluster_planning *planning, struct cluster_plan *
   return status;
 }
 
-#define GIVEN_MAX (2 * LADE_SHARE_RESIDENCIES_MAX) /* each residency with state on the device and on the host */
+#define GIVEN_MAX (3 * LADE_SHARE_RESIDENCIES_MAX) /* each residency with state in each tier */
 
 /* Cost the layout under all residencies and state tiers, in order of time. */
 static int choices_cost(struct cluster_plan *empty, const struct lade_share_residencies *residencies,
                         struct lade_error *error, struct cluster_plan *ret_choices, int *ret_n)
 {
   int n = 0, status = 0;
-  for (int i = 0; i < 2 * residencies->n && !status; i++) {
+  for (int i = 0; i < GIVEN_MAX && !status; i++) {
     struct cluster_plan choice = *empty;
-    choice.state_tier = i % 2 ? LADE_TIER_HOST : LADE_TIER_DEVICE;
-    choice.share = residencies->items[i / 2];
-    if (i % 2 && empty->job->cluster->device.is_unified)
+    choice.state_tier = (enum lade_tier)(i % 3);
+    if (i / 3 >= residencies->n || (choice.state_tier == LADE_TIER_HOST && empty->job->cluster->device.is_unified) ||
+        (choice.state_tier == LADE_TIER_STORE && !empty->store_budget_bytes))
       continue;
+    choice.share = residencies->items[i / 3];
     status = cluster_layout_cost(&choice, error);
     ret_choices[n++] = choice;
   }
@@ -244,6 +272,7 @@ static int choice_take(const struct cluster_plan *choices, int n, struct cluster
     const struct lade_layout_cost *cost = &choices[i].cost;
     if (cluster_is_provable(&choices[i]) &&
         (cost->bound_bytes > plan->budget_bytes || cost->bound_host_bytes > plan->host_budget_bytes ||
+         cost->bound_store_bytes > plan->store_budget_bytes ||
          cost->bound_sum_bytes > plan->budget_bytes + plan->host_budget_bytes))
       continue;
     *plan = choices[i];
@@ -303,7 +332,8 @@ int plan_cluster(struct options *options)
     return exit_fail("plan", status, &planning.error);
   const int64_t n_context = options->n_context;
   struct cluster_plan plan = {.options = options, .job = &planning.job, .budget_bytes = planning.budget_bytes,
-                              .host_budget_bytes = cluster_host_budget(&planning.cluster), .n_context = (int)n_context,
+                              .host_budget_bytes = cluster_host_budget(&planning.cluster),
+                              .store_budget_bytes = planning.store_budget_bytes, .n_context = (int)n_context,
                               .batch = planning.job.batch / n_context, .seq_len = planning.job.seq_len * n_context};
   if (options->has_search)
     return cluster_search_plan(&planning, &plan);
