@@ -356,7 +356,13 @@ def parts_that_fail_are_plans_that_say_why():
         h = m(x)
         torch._assert_async(((x * 1).abs() < 100).all(), "too large")
         return h[h > 0].square().mean()
+
+    def checked_and_wrong(m, x):
+        if not (m(x).detach().abs() < 100).all():  # a guess that the refusal does not blame
+            raise ValueError("too large")
+        raise KeyError("of the step")
     model = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), net())
+    refused(lade.CannotCapture, lambda: step_of(checked_and_wrong, model)(X), "of the step")
     step = step_of(checked, model)
     before = lade.torch.digest(model)
     refused(RuntimeError, lambda: step(X * 1000), "too large")

@@ -722,7 +722,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         raise
     except Exception as fault:
         refusal = _refusal(fault, branches.has_numbers)
-        refusal.other_guess = branches.other_guess()
+        refusal.other_guess, refusal.n_ops = branches.other_guess(), len(branches.graph.nodes) if branches.graph else 0
         raise refusal from fault
     finally:
         places.restore()
