@@ -497,16 +497,26 @@ def tensors_are_made_of_computed_numbers():
         scale = torch.as_tensor([[h.detach().max(), 2], (True, h.detach().min().double())])
         assert scale.dtype == torch.float64
         large = h.argmax() * 0 + 16777217  # float32 does not have it
+        row, other = h[0].argmax() % 4, h[1].argmax() % 4
+        flags = torch.ones(4, 12, dtype=torch.bool)
+        flags[(row, other), [(other, row)]] = False  # as UDOP does with the places of patches
         exact = torch.tensor([large, 2.5], dtype=torch.float64)[0] - torch.tensor([large, 0.5], dtype=torch.int64)[0] + 1
+        h = h * flags[..., None] + h[[3, row], (other, 2)].sum()
         return h.flatten(0, 1)[rows].square().mean() + scale.sum() * exact.float() * h.mean()
     same("tensors of computed numbers", loss_of, [(X,), (X.flip(0),)], 1)
+
+
+def selected(m, x):
+    h = m(x)
+    flags = h.detach() > 0
+    return h.masked_select(flags).square().mean() + h.masked_select(flags[..., :1]).mean() + h[:1].masked_select(flags).square().sum()
 
 
 def computed_values_decide_shapes():
     data = [(X,), (X.flip(1) * 3,), (X[:, :, torch.randperm(16, generator=GENERATOR)],), (X,)]
     same("rows by a computed mask", lambda m, x: (h := m(x))[h > 0].mean(), data, None,
          lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), net()))
-    same("values by a computed mask", lambda m, x: m(x).masked_select(m(x) > 0).square().mean(), data[:2], None)
+    same("values by a computed mask", selected, data[:2], None)
     same("layers by a computed number", named, data[:3], None)
     same("sizes in a list", sized, data[:3], None)
     same("computed rows are written", written, data[:2], None)

@@ -29,6 +29,7 @@ from .batch_norm import averages
 # A checkpoint's generator in one torch release and the other.
 _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
 _UNIFORM = (torch.rand, torch.rand_like)
+_INDEXED = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 _BELOW = (torch.lt, torch.Tensor.lt, torch.Tensor.__lt__)
 
 
@@ -47,6 +48,24 @@ class Draws(TorchFunctionMode):
         if func in _UNIFORM and result.numel() == 1:
             self.uniform.append(result)
         return result
+
+
+class Indices(TorchFunctionMode):
+    """Stacks lists of computed elements among the indices of a tensor, which torch reads by address."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _INDEXED and isinstance(args[1], tuple):
+            args = args[0], tuple(map(_index, args[1])), *args[2:]
+        return func(*args, **(kwargs or {}))
+
+
+def _index(one):
+    """Return an index, or a tensor for nested lists with fake tensors: a mask for flags, else of whole numbers, as torch has it."""
+    found = pytree.tree_leaves(one) if isinstance(one, (list, tuple)) else []
+    if not any(isinstance(each, FakeTensor) for each in found):
+        return one
+    made = torch.tensor(one)  # that of _tensors()
+    return made if made.dtype in (torch.bool, torch.uint8) else made.long()
 
 
 def _plain_checkpoint(*_args, **_kwargs):
@@ -318,6 +337,7 @@ def capturing(recorder):
         stack.enter_context(_whole_kernels())
         _module_names(recorder, stack)
         stack.enter_context(Draws())
+        stack.enter_context(Indices())
         stack.enter_context(recorder.branches)
         yield
     after = _generators_state()
