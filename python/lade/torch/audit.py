@@ -154,6 +154,11 @@ class Audit:
         return found
 
 
+def _once(tensor):
+    """Return a view of a tensor with each element of an expanded one once, because torch writes to no element twice."""
+    return tensor.detach()[tuple(slice(1 if stride == 0 else None) for stride in tensor.stride())]
+
+
 def _value(leaf):
     """Return what the audit compares of a tensor, a number, a text or another object."""
     return bits(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) if isinstance(leaf, forms.PLAIN) else type(leaf).__name__
@@ -186,7 +191,7 @@ class Snapshot:
         self.inputs = [(kind, name, t) for kind, name, t in ready.planned.tensors(leaves) if kind == "place"]
         self.inputs += [("argument", str(i), t) for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)]
         copied = {id(t): t for kind, _, t in (*stateful(step, ready), *self.inputs) if kind != "gradient"}
-        self.copies = [(t, t.detach().clone()) for t in copied.values()]
+        self.copies = [(t, _once(t).clone()) for t in copied.values()]
         self.containers = [(one, forms.entries_of(one)) for one in forms.containers(self.arguments)]
         self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
         members = optimizers.members_of(step.optimizer)
@@ -195,7 +200,7 @@ class Snapshot:
                     for kind in (optimizers.Attributes, optimizers.States)]
         self.groups = [{k: v for k, v in group.items() if k != "params" and not isinstance(v, torch.Tensor)}
                        for group in step.optimizer.param_groups] if step.optimizer else []
-        self.places = [(place, place.get(), [(t, t.detach().clone()) for t in place.tensors()])
+        self.places = [(place, place.get(), [(t, _once(t).clone()) for t in place.tensors()])
                        for place in ready.planned.trace.places]
         self.hooks = ready.planned.trace.hooks
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
@@ -206,11 +211,11 @@ class Snapshot:
             kept.restore()
         with torch.no_grad():
             for tensor, held in self.copies:
-                tensor.detach().copy_(held)
+                _once(tensor).copy_(held)
             for place, value, tensors in self.places:
                 place.put(value)
                 for tensor, held in tensors:
-                    tensor.detach().copy_(held)
+                    _once(tensor).copy_(held)
         for container, entries in self.containers:
             forms.set_entries(container, entries)
         for own, hooks in self.hooks:
