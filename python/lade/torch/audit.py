@@ -150,7 +150,8 @@ class Audit:
         leaves, form = forms.flatten(before.arguments)
         found["containers of the arguments"] = repr(form)
         found.update((f"argument {i} after the step", _value(leaf)) for i, leaf in enumerate(leaves))
-        found["generator"], found["NumPy's generator"] = map(pickle.dumps, generators.states_of_step(step.device))
+        names = "generator", "Python's generator", "NumPy's generator"
+        found.update(zip(names, map(pickle.dumps, generators.states_of_step(step.device))))
         return found
 
 

@@ -392,6 +392,7 @@ class Step:
         if is_last:
             for scheduler, args, kwargs in captured.late:
                 scheduler.step(*args, **kwargs)
+        generators.set_python_states(captured.seeded)
         made = iter(results[captured.n_out:captured.n_tensors])
         for place in captured.places:
             place.put_results(made)
