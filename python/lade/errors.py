@@ -21,6 +21,7 @@ class DoesNotFit(Error):
 class CannotCapture(Error):
     """A step cannot become a graph. @op names the reason, @line the place in the user's code."""
     other_guess = None  # answers about branches with which the capture is worth repeating
+    n_ops = 0           # captured before it
 
     def __init__(self, text, op, line=None):
         super().__init__(f"{op}: {text}" + (f" ({line})" if line else ""))

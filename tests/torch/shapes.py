@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import itertools
 import pickle
+import random
 import types
 import warnings
 import weakref
@@ -42,12 +43,13 @@ def of(loss_of):
 
 def seed():
     torch.manual_seed(SEED)
+    random.seed(SEED)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
 
 
 def generators():
-    """Return the states of torch's generator and of NumPy's."""
+    """Return the states of torch's generator, of Python's and of NumPy's."""
     return pickle.dumps(lade.torch.generators.states_of_step(torch.device("cpu")))
 
 
@@ -356,7 +358,13 @@ def parts_that_fail_are_plans_that_say_why():
         h = m(x)
         torch._assert_async(((x * 1).abs() < 100).all(), "too large")
         return h[h > 0].square().mean()
+
+    def checked_and_wrong(m, x):
+        if not (m(x).detach().abs() < 100).all():  # a guess that the refusal does not blame
+            raise ValueError("too large")
+        raise KeyError("of the step")
     model = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), net())
+    refused(lade.CannotCapture, lambda: step_of(checked_and_wrong, model)(X), "of the step")
     step = step_of(checked, model)
     before = lade.torch.digest(model)
     refused(RuntimeError, lambda: step(X * 1000), "too large")
@@ -491,16 +499,26 @@ def tensors_are_made_of_computed_numbers():
         scale = torch.as_tensor([[h.detach().max(), 2], (True, h.detach().min().double())])
         assert scale.dtype == torch.float64
         large = h.argmax() * 0 + 16777217  # float32 does not have it
+        row, other = h[0].argmax() % 4, h[1].argmax() % 4
+        flags = torch.ones(4, 12, dtype=torch.bool)
+        flags[(row, other), [(other, row)]] = False  # as UDOP does with the places of patches
         exact = torch.tensor([large, 2.5], dtype=torch.float64)[0] - torch.tensor([large, 0.5], dtype=torch.int64)[0] + 1
+        h = h * flags[..., None] + h[[3, row], (other, 2)].sum()
         return h.flatten(0, 1)[rows].square().mean() + scale.sum() * exact.float() * h.mean()
     same("tensors of computed numbers", loss_of, [(X,), (X.flip(0),)], 1)
+
+
+def selected(m, x):
+    h = m(x)
+    flags = h.detach() > 0
+    return h.masked_select(flags).square().mean() + h.masked_select(flags[..., :1]).mean() + h[:1].masked_select(flags).square().sum()
 
 
 def computed_values_decide_shapes():
     data = [(X,), (X.flip(1) * 3,), (X[:, :, torch.randperm(16, generator=GENERATOR)],), (X,)]
     same("rows by a computed mask", lambda m, x: (h := m(x))[h > 0].mean(), data, None,
          lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), net()))
-    same("values by a computed mask", lambda m, x: m(x).masked_select(m(x) > 0).square().mean(), data[:2], None)
+    same("values by a computed mask", selected, data[:2], None)
     same("layers by a computed number", named, data[:3], None)
     same("sizes in a list", sized, data[:3], None)
     same("computed rows are written", written, data[:2], None)
@@ -689,6 +707,41 @@ def spans_are_those_that_numpy_draws():
         assert module._compute_mask_indices is spans_of
 
 
+def drawn(m, x):
+    """As MusicGen drops layers, and BigBird chooses blocks."""
+    import numpy
+    h = m(x)
+    if random.random() < 0.4:
+        h = h * 2
+    h = h * random.uniform(1, 3)
+    random.random()
+    numpy.random.seed(5)
+    return h[torch.tensor(numpy.random.permutation(4)[:2])].square().mean()
+
+
+def draws_of_python_are_those_of_eager_steps():
+    """Branches by them have a plan each; a generator that the step seeds ends as the seed makes it end."""
+    same("draws of Python", drawn, [((Y + i)[..., None].float().expand(-1, -1, 16),) for i in range(3)], 2)  # the audit restores them
+
+    def restored(m, x):
+        state = random.getstate()
+        random.shuffle([1, 2, 3])
+        random.setstate(state)
+        return m(x).mean()
+
+    def late(m, x):
+        random.random()
+        random.seed(3)
+        return m(x).mean()
+    held, functions = random.getstate(), dict(vars(random))
+    for loss_of, text, line in (
+            (lambda m, x: m(x).mean() * random.choice([1, 2]), "draws from Python's", "random.choice"),
+            (lambda m, x: m(x)[int(4 * random.random())].mean(), "draws a number from Python's", "int(4"),
+            (restored, "draws from Python's", "random.shuffle"), (late, "draws from Python's", "random.seed(3)")):
+        fault = refused(lade.CannotCapture, lambda: step_of(loss_of, net())(X), text)
+        assert line in fault.line and dict(vars(random)) == functions and random.getstate() == held, fault
+
+
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
     for test in (masks_of_the_batch_decide_shapes, counts_of_the_batch_are_numbers,
@@ -703,5 +756,5 @@ if __name__ == "__main__":
                  values_that_differ_in_each_run_are_refused, a_step_imports_what_other_finders_find,
                  parts_are_refused_after_a_long_search, sequences_are_packed,
                  lengths_that_torch_refuses, sparse_and_nested_arguments_are_refused, shapes_behind_an_update_are_refused,
-                 spans_are_those_that_numpy_draws):
+                 spans_are_those_that_numpy_draws, draws_of_python_are_those_of_eager_steps):
         test()

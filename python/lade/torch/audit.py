@@ -150,8 +150,14 @@ class Audit:
         leaves, form = forms.flatten(before.arguments)
         found["containers of the arguments"] = repr(form)
         found.update((f"argument {i} after the step", _value(leaf)) for i, leaf in enumerate(leaves))
-        found["generator"], found["NumPy's generator"] = map(pickle.dumps, generators.states_of_step(step.device))
+        names = "generator", "Python's generator", "NumPy's generator"
+        found.update(zip(names, map(pickle.dumps, generators.states_of_step(step.device))))
         return found
+
+
+def _once(tensor):
+    """Return a view of a tensor with each element of an expanded one once, because torch writes to no element twice."""
+    return tensor.detach()[tuple(slice(1 if stride == 0 else None) for stride in tensor.stride())]
 
 
 def _value(leaf):
@@ -186,7 +192,7 @@ class Snapshot:
         self.inputs = [(kind, name, t) for kind, name, t in ready.planned.tensors(leaves) if kind == "place"]
         self.inputs += [("argument", str(i), t) for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)]
         copied = {id(t): t for kind, _, t in (*stateful(step, ready), *self.inputs) if kind != "gradient"}
-        self.copies = [(t, t.detach().clone()) for t in copied.values()]
+        self.copies = [(t, _once(t).clone()) for t in copied.values()]
         self.containers = [(one, forms.entries_of(one)) for one in forms.containers(self.arguments)]
         self.grads = [(p, None if p.grad is None else p.grad.clone()) for _, p in self.given.params]
         members = optimizers.members_of(step.optimizer)
@@ -195,7 +201,7 @@ class Snapshot:
                     for kind in (optimizers.Attributes, optimizers.States)]
         self.groups = [{k: v for k, v in group.items() if k != "params" and not isinstance(v, torch.Tensor)}
                        for group in step.optimizer.param_groups] if step.optimizer else []
-        self.places = [(place, place.get(), [(t, t.detach().clone()) for t in place.tensors()])
+        self.places = [(place, place.get(), [(t, _once(t).clone()) for t in place.tensors()])
                        for place in ready.planned.trace.places]
         self.hooks = ready.planned.trace.hooks
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
@@ -206,11 +212,11 @@ class Snapshot:
             kept.restore()
         with torch.no_grad():
             for tensor, held in self.copies:
-                tensor.detach().copy_(held)
+                _once(tensor).copy_(held)
             for place, value, tensors in self.places:
                 place.put(value)
                 for tensor, held in tensors:
-                    tensor.detach().copy_(held)
+                    _once(tensor).copy_(held)
         for container, entries in self.containers:
             forms.set_entries(container, entries)
         for own, hooks in self.hooks:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The states of torch's default generators, kept outside of torch's allocator: of the CPU, and of a CUDA device.
 
-A whole step may draw from NumPy's generator besides (tracing/spans.py).
+A whole step may draw from Python's generator and from NumPy's besides (tracing/draws.py, tracing/spans.py).
 """
+import random
 import sys
 
 import torch
@@ -27,18 +28,35 @@ def set_states(device, saved):
         torch.cuda.set_rng_state(state, device)
 
 
+def python_states():
+    """Return the state of Python's generator and that of NumPy's, None for one that is not imported."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), numpy.random.get_state(legacy=False) if numpy else None
+
+
+def set_python_states(saved):
+    """Go back to @saved states of Python's generator and NumPy's; None leaves one as it is."""
+    own, drawn = saved
+    if own is not None:
+        _plain(random.setstate)(own)
+    if drawn is not None:
+        _plain(sys.modules["numpy"].random.set_state)(drawn)
+
+
+def _plain(function):
+    """Return what a capture has replaced, which would take this call for one of the step."""
+    return getattr(function, "__wrapped__", function)
+
+
 def states_of_step(device):
     """Return the states of all generators that a step on @device draws from."""
-    numpy = sys.modules.get("numpy")
-    return states(device), numpy.random.get_state(legacy=False) if numpy else None
+    return states(device), *python_states()
 
 
 def set_states_of_step(device, saved):
     """Go back to @saved states of all generators."""
-    own, drawn = saved
-    set_states(device, own)
-    if drawn is not None:
-        sys.modules["numpy"].random.set_state(drawn)
+    set_states(device, saved[0])
+    set_python_states(saved[1:])
 
 
 class Offset:

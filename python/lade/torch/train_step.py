@@ -283,8 +283,11 @@ class Step:
                              f"bytes, and the budget is {planned.budget}", planned.part_peak_bytes)
 
     def _capture(self, args, kwargs, branch, answerer):
-        """Return the captured step; after a guess that the user's code refuses the other answer is tried."""
-        answers = branch
+        """Return the captured step; after a guess that the user's code refuses the other answer is tried.
+
+        If none is captured, the refusal is that of the capture which came furthest: others may end at a check of a wrong guess.
+        """
+        answers, furthest = branch, None
         while True:
             try:
                 captured = trace(self.fn, self.model, self.optimizer, args, kwargs, self.pricer.layouts,
@@ -292,8 +295,10 @@ class Step:
                 captured.branch = captured.found or branch
                 return captured
             except CannotCapture as fault:
+                if furthest is None or fault.n_ops > furthest.n_ops:
+                    furthest = fault
                 if not _is_users(fault.__cause__) or fault.other_guess is None:
-                    raise
+                    raise furthest from furthest.__cause__
                 answers = fault.other_guess
 
     def _refuse_counters(self, captured, args, kwargs):
@@ -387,6 +392,7 @@ class Step:
         if is_last:
             for scheduler, args, kwargs in captured.late:
                 scheduler.step(*args, **kwargs)
+        generators.set_python_states(captured.seeded)
         made = iter(results[captured.n_out:captured.n_tensors])
         for place in captured.places:
             place.put_results(made)

@@ -15,6 +15,7 @@ from ..graph import DEVICE
 from . import optimizers
 from .tracing.assignment import ASSIGN
 from .tracing.branches import BRANCH, VALUES
+from .tracing.draws import RANDOM
 from .tracing.spans import SPANS
 from .pricing.kernels import HIDDEN_WRITES
 from .pricing.meter import storage_bytes
@@ -160,7 +161,7 @@ class Values:
         op.outputs = [value for value, _ in outputs]
         op.updates = written
         op.draws = torch.Tag.nondeterministic_seeded in target.tags
-        op.is_once = "c10d" in target.namespace or target is SPANS
+        op.is_once = "c10d" in target.namespace or target in (SPANS, RANDOM)
         for value, _ in outputs:
             for operand in written:
                 if self.union.find(self._key(value)) == self.union.find(self._key(operand)):

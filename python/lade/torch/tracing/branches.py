@@ -91,13 +91,14 @@ class Branches(TorchFunctionMode):
         self.n_found = 0   # answers up to the last one that find() gave
         self.snapshots = {}  # _key() of a tensor -> (itself, its copy): numbers of item() are those of their time
         self.has_numbers = False  # True if the step has read a computed number
+        self.drawn = {}      # id of a number that an op draws (draws.py) -> itself
         self.assigned = {}   # id of a tensor whose data the step assigned -> the user's line
         self.are_zero, self.forms = {}, {}  # of divisors among computed numbers, by their forms; numbers of forms
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
         self.refusal = None  # the first of refuse(), which code of the user's may have caught, as logging does
 
     def __exit__(self, *fault):
-        self.known, self.answered, self.zeros, self.snapshots, self.are_zero, self.forms = {}, {}, {}, {}, {}, {}
+        self.known, self.answered, self.zeros, self.snapshots, self.are_zero, self.forms, self.drawn = ({} for _ in range(7))
         return super().__exit__(*fault)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -8,7 +8,6 @@ own functions are back.
 """
 import contextlib
 import functools
-import random
 import sys
 from unittest import mock
 
@@ -23,12 +22,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import CannotCapture
 from .. import generators, optimizers
-from . import assignment, fakes, numbers, packed, spans
+from . import assignment, draws, fakes, numbers, packed, spans
 from .batch_norm import averages
 
 # A checkpoint's generator in one torch release and the other.
 _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
 _UNIFORM = (torch.rand, torch.rand_like)
+_INDEXED = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 _BELOW = (torch.lt, torch.Tensor.lt, torch.Tensor.__lt__)
 
 
@@ -47,6 +47,24 @@ class Draws(TorchFunctionMode):
         if func in _UNIFORM and result.numel() == 1:
             self.uniform.append(result)
         return result
+
+
+class Indices(TorchFunctionMode):
+    """Stacks lists of computed elements among the indices of a tensor, which torch reads by address."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _INDEXED and isinstance(args[1], tuple):
+            args = args[0], tuple(map(_index, args[1])), *args[2:]
+        return func(*args, **(kwargs or {}))
+
+
+def _index(one):
+    """Return an index, or a tensor for nested lists with fake tensors: a mask for flags, else of whole numbers, as torch has it."""
+    found = pytree.tree_leaves(one) if isinstance(one, (list, tuple)) else []
+    if not any(isinstance(each, FakeTensor) for each in found):
+        return one
+    made = torch.tensor(one)  # that of _tensors()
+    return made if made.dtype in (torch.bool, torch.uint8) else made.long()
 
 
 def _plain_checkpoint(*_args, **_kwargs):
@@ -190,36 +208,6 @@ def _lists(recorder):
     return mock.patch.object(FakeTensor, "tolist", listed)
 
 
-def _generators_state():
-    numpy = sys.modules.get("numpy")
-    drawn = numpy.random.get_state(legacy=False)["state"] if numpy else None
-    return random.getstate(), repr(drawn), generators.states(torch.device("cpu"))
-
-
-@contextlib.contextmanager
-def _draws_noted(line_of):
-    """Within this context a list has the user's line that first draws from Python's or NumPy's generator."""
-    lines, modules = [], (random, getattr(sys.modules.get("numpy"), "random", None))
-    own = [getattr(module.random, "__self__", None) for module in modules if module]  # the generators of the modules' functions
-    held = [(module, name, function) for module in modules if module for name, function in list(vars(module).items())
-            if any(getattr(function, "__self__", own) is one for one in own) and "state" not in name]
-
-    def noted(plain):
-        @functools.wraps(plain)
-        def drawn(*args, **kwargs):
-            if not lines:
-                lines.append(line_of())
-            return plain(*args, **kwargs)
-        return drawn
-    for module, name, function in held:
-        setattr(module, name, noted(function))
-    try:
-        yield lines
-    finally:
-        for module, name, function in held:
-            setattr(module, name, function)
-
-
 @contextlib.contextmanager
 def _seed_kept():
     """Put torch's generator back if the body fails: a step may have seeded it by a function that is not replaced."""
@@ -289,12 +277,12 @@ def capturing(recorder):
     checkpoint = sys.modules["torch.utils.checkpoint"] if "torch.utils.checkpoint" in sys.modules else None
     seed = _refusing("torch.manual_seed", "a step that sets the seed is not captured; set it outside of the step")
     state = _refusing("torch.set_rng_state", "a step that sets the generator's state is not captured")
-    before = _generators_state()
+    before = generators.states(torch.device("cpu"))
     other = _refusing("optimizer.step", "the step drives an optimizer that it was not given; give all of them as optimizer=[...]")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_seed_kept())
         stack.enter_context(fakes.showing())
-        lines = stack.enter_context(_draws_noted(recorder.branches.line_of))
+        drawn = stack.enter_context(draws.noted(recorder.branches))
         stack.callback(register_optimizer_step_pre_hook(other).remove)
         if checkpoint:
             for name in _GENERATORS:
@@ -318,12 +306,10 @@ def capturing(recorder):
         stack.enter_context(_whole_kernels())
         _module_names(recorder, stack)
         stack.enter_context(Draws())
+        stack.enter_context(Indices())
         stack.enter_context(recorder.branches)
         yield
-    after = _generators_state()
-    if after[2] != before[2]:
-        generators.set_states(torch.device("cpu"), before[2])
+    if generators.states(torch.device("cpu")) != before:
+        generators.set_states(torch.device("cpu"), before)
         raise CannotCapture("a step that seeds torch's generator is not captured; seed it outside of the step", "manual_seed")
-    if after != before:
-        raise CannotCapture("the step draws from Python's or NumPy's generator, so each step is another graph; draw from torch's, or "
-                            "outside of the step", "random", lines[0] if lines else None)
+    drawn.end(recorder)

@@ -138,6 +138,7 @@ class Recorder:
     def __init__(self, optimizer, fakes, states):
         self.optimizer, self.fakes, self.states = optimizer, fakes, states
         self.late, self.stepped, self.fields = [], [], set()  # fields: (group, key) of those that the step reads
+        self.seeded = None, None  # states of Python's and NumPy's generators at the end of steps that seed them
         self.hooks = []  # (dict of a module, {key: hook}) of those that the step registers and leaves
         self.pairs = {id(p): fakes[id(p)] for p in optimizers.params_of(optimizer)} if optimizer else {}
 
@@ -722,7 +723,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         raise
     except Exception as fault:
         refusal = _refusal(fault, branches.has_numbers)
-        refusal.other_guess = branches.other_guess()
+        refusal.other_guess, refusal.n_ops = branches.other_guess(), len(branches.graph.nodes) if branches.graph else 0
         raise refusal from fault
     finally:
         places.restore()
@@ -742,7 +743,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     _drop_unused_state(result, optimizer)
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
-    result.answers, result.hooks = watch.answers, recorder.hooks
+    result.answers, result.hooks, result.seeded = watch.answers, recorder.hooks, recorder.seeded
     result.reads = Reads(fn, given.modules, leaves, watch.codes, [*known, *result.places])
     result.branches, result.branch_lines = tuple(branches.answers), branches.lines
     result.found = result.branches[:branches.n_found]

@@ -327,7 +327,7 @@ class Watch(TorchDispatchMode):
                 self._places_of(args[1], self._is_place_asked(*args[:3]))
         elif reals is not None and torch.Tag.dynamic_output_shape in func.tags:
             self.mode.next_form, self.operands = (func, self._shaped(func, args, kwargs, tensors)), self._values(tensors)
-        elif func is _NONZERO or func is _SELECT and args[0].shape == args[1].shape:
+        elif func is _NONZERO or func is _SELECT:
             self._counted(func, args)
         elif func is _UNIQUE:
             self._distinct(func, args, kwargs)
@@ -353,14 +353,18 @@ class Watch(TorchDispatchMode):
         return found
 
     def _counted(self, func, args):
-        """Describe the result of a call by the number of places in its mask, which the step computes."""
+        """Describe the result of a call by the number of places in its mask, which the step computes.
+
+        masked_select repeats each place of a mask as often as the operands' common shape has it.
+        """
         mask = args[-1]
         count = self.branches.ask(mask, True)
         if count is None:
             return
+        n_repeats = math.prod(torch.broadcast_shapes(*(t.shape for t in args))) // max(mask.numel(), 1)
         with _disable_current_modes():
             made_up = _made_up(mask, count)
-            form = func(made_up) if func is _NONZERO else torch.empty(count, dtype=args[0].dtype, device="meta")
+            form = func(made_up) if func is _NONZERO else torch.empty(count[0] * n_repeats, dtype=args[0].dtype, device="meta")
         self.mode.next_form, self.operands = (func, form), [*[None] * (len(args) - 1), made_up]
 
     def _distinct(self, func, args, kwargs):
