@@ -362,7 +362,8 @@ NeurIPS-WANT-submission-efficient-parallelization-layouts. In repositories:
 NVIDIA/dgxc-benchmarking, llama3.1/README_405b.md, README_70b.md, README_8b.md and nemo_megatron/README_175b.md (NeMo 24.09,
 BF16), nemotron/README_15b.md, README_340b.md and README.md; NVIDIA/Megatron-LM, README.md and images/model_table.png;
 pytorch/torchtitan, its page performance (A100, and 405B on H100), benchmarks of December 2024 and June 2025 (memory, power
-and asynchronous tensor parallelism of its H100); foundation-model-stack/fms-fsdp, README.md; mosaicml/llm-foundry,
+and asynchronous tensor parallelism of its H100); foundation-model-stack/fms-fsdp, README.md (400 Gb/s a
+node: "Maximizing training throughput using PyTorch FSDP", pytorch.org); mosaicml/llm-foundry,
 scripts/train/benchmarking/README.md and submit_benchmarks.py; mosaicml/composer, FSDPConfig."""
 
 

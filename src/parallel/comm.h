@@ -64,6 +64,7 @@
 #ifndef LADE_COMM_H
 #define LADE_COMM_H
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -260,6 +261,12 @@ void lade_comm_set_busy(lade_comm *comm, bool is_busy);
  * while a collective runs.
  */
 void lade_comm_abort(lade_comm *comm, const char *words);
+
+/* True if @status is an error that all members of a communicator get. */
+static inline bool lade_comm_has_failed(int status)
+{
+  return status == -EPIPE || status == -ECANCELED || status == -ETIMEDOUT || status == -EPROTO;
+}
 
 /* Set the exit code with which MPI ends the job after an abort, if ranks share no memory: 1 by default. Any thread. */
 void lade_comm_set_exit_code(lade_comm *comm, int code);

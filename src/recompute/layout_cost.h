@@ -198,7 +198,7 @@ int lade_layers_cut(const struct lade_model *model, int64_t seq_len, int n_piece
 struct lade_layout_cost {
   double step_ns;
   double bubble;             /* share of the step in which the busiest stage waits for other stages */
-  double own_bubble;         /* the same share of the longest time from a stage's first half to its last */
+  double stage_bubble;       /* the same share of the longest time from a stage's first half to its last */
   double exposed;            /* share of the step in which computing waits for collectives */
   double grad_ns, update_ns; /* of step_ns: exposed sums of gradients and gathers; the update */
   double skipped_ns;         /* of step_ns, under full recompute: rerun by frameworks, left out by Lade's programs */

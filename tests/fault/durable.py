@@ -188,7 +188,7 @@ def refusals():
         other.terminate()
         code = other.wait()
         said = other.stderr.read()
-        stopped = ("kept in drive; the same command continues", "before its first step; nothing has changed, and the same command")
+        stopped = ("kept in drive; the same command continues", "before its first step; no state has changed, and the same")
         assert code == 128 + signal.SIGTERM and any(words in said for words in stopped), (code, said)
     refused(2, ["drive", "another model", "nano"], DURABLE + ["--layers", "2"])
     refused(2, ["drive", "--dtype was bf16 and is fp32"], DURABLE + ["--dtype", "fp32"])

@@ -142,14 +142,14 @@ static bool embed_fwd_build(struct call *call, int i_shape)
 
 /*
  * Rows of so few tokens that each has several pieces, and runs end and begin anywhere. Every other shape has ten more
- * tokens. Each in one dtype, because a fake GPU takes seconds for them.
+ * tokens. Most in one dtype, because a fake GPU takes seconds for them.
  */
 static const struct frequent_shape {
   enum lade_dtype dtype;
   struct shape shape;
   int64_t vocabulary;
 } frequent_shapes[] = {{LADE_F32, {800, 8}, 1}, {LADE_BF16, {450, 24}, 3}, {LADE_BF16, {900, 5}, 3},
-                       {LADE_F16, {300, 17}, 2}, {LADE_F64, {450, 24}, 3}};
+                       {LADE_F32, {300, 17}, 2}, {LADE_F16, {300, 17}, 2}, {LADE_F64, {450, 24}, 3}};
 
 /* Return the shape number @at of those in @dtype, or NULL. */
 static const struct frequent_shape *frequent_shape_get(enum lade_dtype dtype, int at)

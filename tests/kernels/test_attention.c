@@ -364,8 +364,9 @@ static void every_form_of_scores_is_right(void **state)
   for (size_t f = 0; f < LADE_COUNT(forms); f++) {
     for (size_t d = 0; d < LADE_COUNT(dtypes); d++) {
       for (size_t s = 0; s < LADE_COUNT(form_sizes); s++) {
-        const bool is_long = form_sizes[s].seq_len >= 200; /* in one dtype, because a fake GPU takes seconds for them */
-        if (!is_long || (f + s) % LADE_COUNT(dtypes) == d)
+        /* Long ones in one dtype, because a fake GPU takes seconds for them: heads of 64 in one of tensor cores. */
+        const size_t long_dtype = form_sizes[s].head_dim == 64 ? 1 + f % 2 : f % LADE_COUNT(dtypes);
+        if (form_sizes[s].seq_len < 200 || long_dtype == d)
           form_check(dtypes[d], form_sizes[s], f % 2 ? drop : (struct lade_drop){0}, RANDOM, forms[f]);
       }
     }

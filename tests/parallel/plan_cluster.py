@@ -450,17 +450,16 @@ def one_layout_is_the_best_of_several():
 def a_long_list_of_undecided_layouts_is_counted():
     """More layouts than a search lists may fit a tight budget: their number and a bound of their time are finite."""
     search = ["--cluster", "dgx-h100", "--ranks", "8", "--model", "gpt2-124m", "--batch", "64", "--seq", "1024", "--search",
-              "--top", "20", "--any-precision", "--budget"]
-    text = plan(*search, "800MiB").stdout
+              "--top", "1", "--any-precision", "--budget"]
+    text = plan(*search, "600MiB").stdout
     steps = [float(ms) for ms in re.findall(r"^ +([\d.]+) ms +[\d.]+ [GM]iB", text, re.M)]
     bound = re.search(r"not proved +[1-9]\d* layouts that may fit; none can be faster than ([\d.]+) ms\n +(.*)", text)
-    require(bound and 0 < float(bound[1]) < steps[-1], "the bound", text)
-    more = re.search(r"takes at most ([\d.]+) % longer than the fastest", bound[2])
-    require(abs(steps[0] / float(bound[1]) - 1 - float(more[1]) / 100) < 1e-3 if more else
-            steps[0] <= float(bound[1]) and bound[2] == "the first layout is the fastest that fits", "the first", text)
+    require(bound and 0 < float(bound[1]) < steps[0], "the bound", text)
+    more = re.search(r"takes at most (\d+) % longer than the fastest", bound[2])
+    require(more and abs(steps[0] / float(bound[1]) - 1 - float(more[1]) / 100) < 6e-3, "the first", text)
     refused = plan("--json", *search, "350MiB", code=3)
     found = json.loads(refused.stdout)
-    require((found["unproved_step_seconds"] is None) == (found["unproved"] == 0), "a bound without layouts", found)
+    require(found["unproved"] > 0 and 0 < found["unproved_step_seconds"] < 1, "a bound of no layout", found)
     require("no layout that was built needs less, and " in refused.stderr and "--search looks" not in refused.stderr,
             "the refusal of a search", refused.stderr)
 

@@ -233,7 +233,7 @@ static void pipeline_explain(const struct cluster_plan *plan, FILE *file)
           "the step, and %.3g %% of the time from a stage's first half to its last (Qi et al.). 1F1B idles "
           "(p - 1) / m = %.3g of its work, %d chunks a stage divide that by %d. A larger batch, smaller microbatches "
           "or fewer stages make it smaller.\n", p, lade_schedule_name(plan->layout.schedule), m,
-          100 * plan->cost.bubble, 100 * plan->cost.own_bubble, (p - 1) / m, plan->layout.virtual_stages,
+          100 * plan->cost.bubble, 100 * plan->cost.stage_bubble, (p - 1) / m, plan->layout.virtual_stages,
           plan->layout.virtual_stages);
 }
 

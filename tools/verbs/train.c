@@ -18,6 +18,7 @@
 #include "base/cpu.h"
 #include "base/memory.h"
 #include "offload/durable.h"
+#include "parallel/comm.h"
 #include "run/checkpoint.h"
 #include "tools/cli/options.h"
 #include "tools/cli/signals.h"
@@ -217,18 +218,12 @@ static int save_begin(struct train_run *run, int64_t begin_ns)
   return 0;
 }
 
-/* True if @status means that the communicator has failed. */
-static bool comm_has_failed(int status)
-{
-  return status == -EPIPE || status == -ETIMEDOUT || status == -ECANCELED;
-}
-
 /* End the run after the previous save failed with @status: save this step if possible. Return @status. */
 static int save_last(struct train_run *run, int status)
 {
   const struct lade_error first = run->error;
   char line[64];
-  int last = comm_has_failed(status) ? status : save_begin(run, lade_now_ns());
+  int last = lade_comm_has_failed(status) ? status : save_begin(run, lade_now_ns());
   if (!last)
     last = save_finish(run);
   snprintf(line, sizeof(line), "a save failed; step %lld is saved", (long long)run->info.step);
@@ -247,7 +242,7 @@ static void save_settle(struct train_run *run)
   if (step < 0)
     return;
   int status = save_finish(run);
-  if (status && !comm_has_failed(status)) {
+  if (status && !lade_comm_has_failed(status)) {
     snprintf(line, sizeof(line), "step %lld is not saved: %s", (long long)step, run->error.text);
     notice_print(run, line);
   }
@@ -695,12 +690,12 @@ static int begin(struct train_run *run)
   return status ? status : log_open(run);
 }
 
-/* Report a signal that ended the opening, before anything was written. */
+/* Report a signal that ended the opening, at this rank or another: the opening's -EINTR. */
 static int opening_stop(struct train_run *run)
 {
-  run->stop_signal = signals_get();
+  run->stop_signal = signals_get() ? signals_get() : SIGTERM;
   if (job_is_first(&run->job))
-    fputs("lade train: stopped before its first step; nothing has changed, and the same command starts again\n",
+    fputs("lade train: stopped before its first step; no state has changed, and the same command starts again\n",
           stderr);
   return 0;
 }
@@ -710,7 +705,7 @@ static int run_all(struct train_run *run)
   const int64_t begun_ns = lade_now_ns();
   int status = begin(run);
   if (status)
-    return status == -EINTR && signals_get() ? opening_stop(run) : status;
+    return status == -EINTR && (signals_get() || run->job.world) ? opening_stop(run) : status;
   run->resident_open_bytes = lade_memory_resident_peak();
   lade_memory_resident_reset(); /* measuring took memory that the run does not need, as on the device */
   progress_init(&run->progress, run->options.is_quiet, run->info.step, run->options.session.steps);
@@ -762,7 +757,7 @@ int train_main(int argc, char **argv)
       error = run.error;
     }
     lade_session_close(run.session);
-    if (comm_has_failed(status) && !run.job.table && *error.text) /* this run's saver has ended and removes no more
+    if (lade_comm_has_failed(status) && !run.job.table && *error.text) /* this run's saver has ended and removes no more
                                                               checkpoints */
       newest_tell(&run, &error);
     code = job_leave(&run.job, status, &error);

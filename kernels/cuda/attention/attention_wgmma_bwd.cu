@@ -34,7 +34,7 @@
  * each block of keys: at D = 128 a byte for 192 and 252 operations, at D = 64 for 96 and 124. Operations: 7 T^2 D a
  * head, and 1/32 more at T = 4096 for the masked halves of the diagonal's tiles. Bound at D = 128, in cycles of a
  * multiprocessor (2048 multiply-adds, 128 bytes of shared memory, 16 exponentials): a tile of dq takes 3072 of tensor
- * cores, 2560 of shared memory, 1024 of exponentials; of dk and dv 2048, 1792, 512. So tensor cores bind, by a small
+ * cores, 2560 of shared memory, 1024 of exponentials; of dk and dv 2048, 1928, 512. So tensor cores bind, by a small
  * margin. At D = 64 shared memory binds more: a warpgroup's tile takes 384, 448, 256, and 512, 580, 256. At the full
  * rate 69 % of the operations are necessary ones (5/7, less the diagonal). Registers and shared memory of each kernel
  * are in bench/results/sass-h100.md.

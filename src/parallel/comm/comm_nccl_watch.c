@@ -208,12 +208,6 @@ static bool is_under_way(struct nccl_comm *comm)
 
 /* ---- failing ---- */
 
-/* True if the other ranks detect this failure themselves. */
-static bool is_seen_by_all(int status)
-{
-  return status == -EPIPE || status == -ECANCELED || status == -ETIMEDOUT || status == -EPROTO;
-}
-
 nccl_handle comm_nccl_root_take(struct nccl_comm *comm)
 {
   pthread_mutex_lock(&comm->root_lock);
@@ -239,7 +233,7 @@ static int root_abort(void *arg)
 static void call_end(struct nccl_comm *comm, int status, const struct lade_error *error)
 {
   lade_comm_keep(&comm->base, status, error, NULL);
-  if (!is_seen_by_all(status))
+  if (!lade_comm_has_failed(status))
     lade_comm_abort(comm->control, error->text);
   if (comm->control->ops->spoil)
     comm->control->ops->spoil(comm->control);

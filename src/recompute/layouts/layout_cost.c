@@ -10,7 +10,7 @@
  *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum. With shard
  *              groups the sums of blocks over their replicas run beside the last one's too, in the time that its
  *              scatters and gathers leave: they share a queue. FSDP has another stream for sums, and these wait for
- *              other collectives only where both cross the same level of the cluster
+ *              other collectives only where both have the same outermost level
  *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
  *              for each microbatch, beside the computing of the layer before. A job may gather late, like FSDP with
  *              BACKWARD_POST, but unlike Lade: in the backward half nothing is computed beside a gather
@@ -114,7 +114,7 @@ static void axis_price(const struct lade_layout_job *job, const struct lade_layo
                            ret_sum);
 }
 
-/* Return the level whose links the collectives on @axis of @layout fill. */
+/* Return the outermost level that the group on @axis of @layout crosses. */
 static int axis_level(const struct lade_layout_job *job, const struct lade_layout *layout, enum lade_axis axis)
 {
   return lade_cluster_group_level(job->cluster, layout->mesh.axes[axis].size, layout->mesh.axes[axis].stride);
@@ -719,7 +719,7 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
   cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout) +
                  flat_copies_ns(job, core, layout);
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
-  cost.own_bubble = 1 - core->busy_ns / core->stage_span_ns;
+  cost.stage_bubble = 1 - core->busy_ns / core->stage_span_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;
   const struct lade_unit_cost *layer = &core->share->layer;
   const double unhidden_ns = lade_schedule_is_split(&core->pipeline) ? layer->unhidden_ns : 0;

@@ -159,14 +159,15 @@ void executor_kernel_submit(lade_executor *ex, struct bound_program *bound, int 
   lade_queue *queue = ex->queues[LADE_Q_COMPUTE];
   lade_cuda_graph *graph = bound->graphs ? bound->graphs[at] : NULL;
   const bool is_failed = lade_first_error_code(&ex->failure) != 0;
-  const struct lade_cuda_work work = {(enum lade_kernel)call->kernel, call->args,
-                                      executor_address(ex, bound->program, bound->program->step_on_device, 0)};
   if (bound->graphs && bound->program->instrs[at].is_graph_member) /* launched with the first of its chain */
     bound->counts[at] = bound->counts[bound->before[at]];
   else if (is_failed || (call->kernel == CALL_NOTHING && !graph)) /* an event without work */
     lade_cuda_queue_enqueue(queue, NULL, NULL, &bound->spans[at], &bound->counts[at]);
   else if (graph)
     lade_cuda_graph_launch(graph, queue, &bound->spans[at], &bound->counts[at]);
-  else
+  else {
+    const struct lade_cuda_work work = {(enum lade_kernel)call->kernel, call->args,
+                                        executor_address(ex, bound->program, bound->program->step_on_device, 0)};
     lade_cuda_kernels_submit(ex->params.cuda_kernels, queue, &work, &bound->spans[at], &bound->counts[at]);
+  }
 }

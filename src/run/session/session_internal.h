@@ -271,10 +271,10 @@ static inline bool session_is_cut(const lade_session *s)
 int session_place(const lade_session *session, const char *where, int status, struct lade_error *error);
 
 /*
- * Put this rank's number before the line of a failure in a step, because several ranks may have one. Lines of a
- * communicator name the lost rank already. Return @status.
+ * Report this rank's failure @status in a step to the other ranks, and put its number before the line, because several
+ * ranks may have one. Lines of a communicator name the lost rank already. Return @status.
  */
-int session_own(const lade_session *session, int status, struct lade_error *error);
+int session_own(lade_session *session, int status, struct lade_error *error);
 
 /* Report this rank's failure @status, with its line, to the other ranks. Return @status. */
 int session_fail(lade_session *session, int status, struct lade_error *error);

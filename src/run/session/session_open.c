@@ -560,7 +560,7 @@ static int run_read(lade_session *s, struct lade_error *error)
 static int stop_check(lade_session *s, struct lade_error *error)
 {
   const bool is_stopping = s->params.is_stopping && s->params.is_stopping(s->params.user);
-  return lade_rank_group_vote(&s->group, is_stopping ? lade_error_set(error, -EINTR, "stopped") : 0, error);
+  return lade_rank_group_vote(&s->group, is_stopping ? lade_error_set(error, -EINTR, "opening a session: stopped by its caller") : 0, error);
 }
 
 static int session_acquire(lade_session *s, struct lade_error *error)

@@ -56,11 +56,11 @@ int session_place(const lade_session *s, const char *where, int status, struct l
   return lade_error_set(error, status, "%s step %lld: %s", where, (long long)s->state.step, why.text);
 }
 
-int session_own(const lade_session *s, int status, struct lade_error *error)
+int session_own(lade_session *s, int status, struct lade_error *error)
 {
-  const bool is_comm = status == -EPIPE || status == -ETIMEDOUT || status == -ECANCELED;
-  if (!status || !error || is_comm || !s->group.world || s->group.layout.mesh.world == 1)
+  if (!status || !error || lade_comm_has_failed(status) || !s->group.world || s->group.layout.mesh.world == 1)
     return status;
+  session_fail(s, status, error); /* the other ranks put this one's number before it themselves */
   const struct lade_error why = *error;
   return lade_error_set(error, status, "rank %d: %.440s", s->group.layout.rank, why.text);
 }

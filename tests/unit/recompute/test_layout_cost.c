@@ -155,7 +155,7 @@ static void a_replicas_step_takes_the_time_of_its_program(void **state)
 
 /*
  * Sums over the replicas of shard groups hide in the time that gathers and scatters leave to their queue. With a queue
- * of their own they hide beside the whole backward half, unless gathers and scatters fill the same links.
+ * of their own they hide beside the whole backward half, unless both have the same outermost level.
  */
 static void sums_over_replicas_hide_in_the_time_that_is_left(void **state)
 {
@@ -603,7 +603,7 @@ static void kinds_try(const struct lade_layout_job *job, const struct lade_layou
 }
 
 /* Check that found layouts are the fastest of their kinds, and that kinds that are not found are no faster. */
-static void found_verify(const struct lade_layout_search *search, struct tried_kinds *kinds)
+static void found_verify(const struct lade_layout_search *search, int n_max, struct tried_kinds *kinds)
 {
   for (int a = 0; a < search->n_found; a++) {
     const struct lade_layout_found *found = &search->found[a];
@@ -611,7 +611,9 @@ static void found_verify(const struct lade_layout_search *search, struct tried_k
     assert_true(found->cost.step_ns <= *best_ns * (1 + 1e-12));
     *best_ns = INFINITY;
   }
-  const double *all = &kinds->best_ns[0][0][0], last_ns = search->found[search->n_found - 1].cost.step_ns;
+  const bool is_whole = search->n_found < n_max; /* no other kind fits */
+  const double *all = &kinds->best_ns[0][0][0];
+  const double last_ns = is_whole ? INFINITY : search->found[search->n_found - 1].cost.step_ns;
   for (size_t i = 0; i < sizeof(kinds->best_ns) / sizeof(*all); i++)
     assert_true(all[i] >= last_ns * (1 - 1e-12));
 }
@@ -642,7 +644,7 @@ static void the_search_finds_the_fastest(void **state)
       tried.host_bytes = 0; /* a recipe moves nothing to the host */
     assert_int_equal(lade_layout_search_run(&job, &params, &error, &search), 0);
     kinds_try(&job, &tried, &kinds);
-    found_verify(&search, &kinds);
+    found_verify(&search, params.n_max, &kinds);
     if (params.recipe == LADE_RECIPE_FULL && params.device_bytes == UINT64_C(1) << 30)
       assert_true(search.found[0].layout.zero > 0);
     for (int a = 1; a < search.n_found; a++)

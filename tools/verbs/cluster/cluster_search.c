@@ -338,10 +338,11 @@ static void unproved_print(const struct search_result *result)
   }
   printf("not proved    %lld layouts that may fit; none can be faster than %s\n", (long long)result->n_unproved,
          seconds_format(result->unproved_ns / 1e9, step, sizeof(step)));
-  const double more = result->n_plans ? result->plans[0].cost.step_ns / result->unproved_ns - 1 : 0;
+  const bool is_proved = result->n_plans && result->plans[0].is_proved;
+  const double more = is_proved ? 100 * (result->plans[0].cost.step_ns / result->unproved_ns - 1) : 0;
   if (more > 0)
-    printf("              the first layout takes at most %.2g %% longer than the fastest that fits\n", 100 * more);
-  else if (result->n_plans)
+    printf("              the first layout takes at most %.*f %% longer than the fastest that fits\n", more < 10, more);
+  else if (is_proved)
     printf("              the first layout is the fastest that fits\n");
 }
 
