@@ -560,7 +560,8 @@ static int run_read(lade_session *s, struct lade_error *error)
 static int stop_check(lade_session *s, struct lade_error *error)
 {
   const bool is_stopping = s->params.is_stopping && s->params.is_stopping(s->params.user);
-  return lade_rank_group_vote(&s->group, is_stopping ? lade_error_set(error, -EINTR, "opening a session: stopped by its caller") : 0, error);
+  const int status = is_stopping ? lade_error_set(error, -EINTR, "opening a session: stopped by its caller") : 0;
+  return lade_rank_group_vote(&s->group, status, error);
 }
 
 static int session_acquire(lade_session *s, struct lade_error *error)
