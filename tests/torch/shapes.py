@@ -685,6 +685,7 @@ def spans_of(shape, mask_prob, mask_length, attention_mask=None, min_masks=0):
 
 def spans_are_those_that_numpy_draws():
     """Its generator ends where eager steps leave it, and the number of masked places has plans of its own."""
+    import numpy
     module = types.ModuleType("transformers.models.fake")
     module._compute_mask_indices = spans_of
 
@@ -693,7 +694,8 @@ def spans_are_those_that_numpy_draws():
         h[torch.tensor(module._compute_mask_indices((4, 12), 0.5, 3, mask, 1), dtype=torch.bool)] = m.row
         features = torch.tensor(module._compute_mask_indices((4, 8), mask_prob=0.3, mask_length=2), dtype=torch.bool)
         h[features[:, None].expand(-1, 12, -1)] = 0
-        return h.square().mean()
+        share = numpy.random.beta(0.4, 0.4)  # as mixup draws
+        return (share * h + (1 - share) * h.flip(0)).square().mean() * numpy.random.rand()
     with mock.patch.dict(sys.modules, {"transformers.models.fake": module}):
         with contextlib.ExitStack() as others:  # a running step beside a capture in another thread
             for patch in lade.torch.tracing.spans.patches():
@@ -711,10 +713,10 @@ def drawn(m, x):
     """As MusicGen drops layers, and BigBird chooses blocks."""
     import numpy
     h = m(x)
-    if random.random() < 0.4:
+    if random.random() < 0.5:
         h = h * 2
     h = h * random.uniform(1, 3)
-    random.random()
+    random.betavariate(0.4, 0.4)
     numpy.random.seed(5)
     return h[torch.tensor(numpy.random.permutation(4)[:2])].square().mean()
 

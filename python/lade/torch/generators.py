@@ -38,12 +38,12 @@ def set_python_states(saved):
     """Go back to @saved states of Python's generator and NumPy's; None leaves one as it is."""
     own, drawn = saved
     if own is not None:
-        _plain(random.setstate)(own)
+        plain(random.setstate)(own)
     if drawn is not None:
-        _plain(sys.modules["numpy"].random.set_state)(drawn)
+        plain(sys.modules["numpy"].random.set_state)(drawn)
 
 
-def _plain(function):
+def plain(function):
     """Return what a capture has replaced, which would take this call for one of the step."""
     return getattr(function, "__wrapped__", function)
 

@@ -22,7 +22,7 @@ from .pricing.meter import storage_bytes
 
 _REFUSED = {"aten::resize_", "aten::set_", "aten::_resize_output_", "aten::resize_as_"}
 # Ops that may end a step: branches, checks, and calls of other libraries, which refuse some values.
-MAY_END = BRANCH, VALUES, ASSIGN, SPANS, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
+MAY_END = BRANCH, VALUES, ASSIGN, SPANS, RANDOM, torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default
 
 
 class Op:

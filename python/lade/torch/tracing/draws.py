@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of a step from the generators of Python's random and of numpy.random.
 
-random.random() and random.uniform() are ops of the graph, which draw in each step; their numbers are those of numbers.py, so a
-layer that is dropped by one is a branch. A generator that the step seeds before it draws gives the same numbers in each step:
-the capture draws them, and each step leaves that generator as the capture did. With any other draw each step would be another
-graph; it is refused.
+Functions that draw one float, such as random.random() and numpy.random.beta(), are ops of the graph, which draw in each step.
+Their numbers are those of numbers.py, so a layer that is dropped by one is a branch. A generator that the step seeds before it
+draws gives the same numbers in each step: the capture draws them, and each step leaves that generator as the capture did. With
+any other draw each step would be another graph; it is refused.
 """
 import contextlib
 import functools
@@ -20,10 +20,23 @@ from .. import generators
 from . import numbers, spans
 
 _LIBRARY = torch.library.Library("lade", "FRAGMENT")
-_LIBRARY.define("random() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-_random = random.random  # a capture replaces it
-_LIBRARY.impl("random", lambda: torch.full((), _random(), dtype=torch.float64), "CompositeExplicitAutograd")
-torch.library.register_fake("lade::random", lambda: torch.empty((), dtype=torch.float64, device="cpu"), lib=_LIBRARY)
+_LIBRARY.define("random(int generator, str name, float[] operands) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+# Functions that draw one float -> how many operands they take at most; with more, NumPy's return arrays.
+_FLOATS = ({"random": 0, "uniform": 2, "betavariate": 2, "gauss": 2, "normalvariate": 2, "expovariate": 1, "triangular": 3},
+           {"rand": 0, "random": 0, "random_sample": 0, "uniform": 2, "normal": 2, "beta": 2})
+
+
+def _modules():
+    return random, getattr(sys.modules.get("numpy"), "random", None)
+
+
+def _random(generator, name, operands):
+    function = generators.plain(getattr(_modules()[generator], name))
+    return torch.full((), function(*operands), dtype=torch.float64)
+
+
+_LIBRARY.impl("random", _random, "CompositeExplicitAutograd")
+torch.library.register_fake("lade::random", lambda *_args: torch.empty((), dtype=torch.float64, device="cpu"), lib=_LIBRARY)
 RANDOM = torch.ops.lade.random.default
 torch.fx.node.has_side_effect(RANDOM)
 _LOOKS = "getstate", "get_state"
@@ -37,7 +50,7 @@ class Draws:
     def __init__(self, branches):
         self.branches, self.thread, self.before = branches, threading.get_ident(), self._states()
         self.line = None  # the user's line of the first draw that is refused
-        self.is_seeded, self.is_set, self.has_ops = [False, False], [False, False], False
+        self.is_seeded, self.is_set, self.has_ops = [False, False], [False, False], [False, False]
         self.is_lost = False  # True if the step has drawn, and then set a state
         self.is_moved = False  # True if functions of the generators were called
 
@@ -52,24 +65,26 @@ class Draws:
             self.is_lost |= not self.is_seeded[index] and not self.is_set[index] and self._states()[index] != self.before[index]
             self.is_seeded[index], self.is_set[index] = False, True
         elif name == "seed" and (args or kwargs) and not any(one is None for one in (*args, *kwargs.values())):
-            is_first = not (self.has_ops and index == 0) and self._states()[index] == self.before[index]
+            is_first = not self.has_ops[index] and self._states()[index] == self.before[index]
             self.is_seeded[index] = self.is_seeded[index] or is_first
         elif name == "seed":  # by the clock
             self.is_seeded[index] = False
-        elif name in ("random", "uniform") and index == 0 and not self.is_seeded[0] and not self.is_set[0]:
-            return self._number(*args, **kwargs)
+        elif self._is_float(index, name, args, kwargs) and not self.is_seeded[index] and not self.is_set[index]:
+            return self._number(index, name, args)
         self.is_moved = True
         if not self.is_seeded[index] and "state" not in name:
             self.line = self.line or self.branches.line_of()
         return plain(*args, **kwargs)
 
-    def _number(self, a=0.0, b=1.0):
-        """Return random.uniform(a, b); random.random() is the same for 0 and 1."""
-        self.has_ops = self.branches.has_numbers = True
-        drawn = RANDOM()
+    @staticmethod
+    def _is_float(index, name, args, kwargs):
+        return len(args) <= _FLOATS[index].get(name, -1) and not kwargs and all(type(one) in (int, float) for one in args)
+
+    def _number(self, index, name, args):
+        self.has_ops[index] = self.branches.has_numbers = True
+        drawn = RANDOM(index, name, list(map(float, args)))
         self.branches.drawn[id(drawn)] = drawn
-        number = numbers.ComputedNumber(self.branches, drawn, None, (), self.branches.line_of())
-        return number if (a, b) == (0.0, 1.0) else a + (b - a) * number
+        return numbers.ComputedNumber(self.branches, drawn, None, (), self.branches.line_of())
 
     def end(self, recorder):
         """Note the generators that each step leaves as the capture did. CannotCapture for any other draw."""
@@ -78,7 +93,8 @@ class Draws:
         are_changed = [a != b for a, b in zip(after, self.before)]
         has_spans = any(node.target is spans.SPANS for node in self.branches.graph.nodes) if self.branches.graph else False
         if any(changed and not seeded for changed, seeded in zip(are_changed, self.is_seeded)) \
-                or self.is_lost or self.has_ops and (self.is_set[0] or are_changed[0]) or are_changed[1] and has_spans:
+                or any(ops and (is_set or changed) for ops, is_set, changed in zip(self.has_ops, self.is_set, are_changed)) \
+                or self.is_lost or are_changed[1] and has_spans:
             raise CannotCapture(_TEXT, "random", self.line)
         recorder.seeded = [state if changed else None for state, changed in zip(found, are_changed)]
 
@@ -91,9 +107,8 @@ class Draws:
 @contextlib.contextmanager
 def noted(branches):
     """Within this context the functions of the generators note draws; yield what they note."""
-    draws, modules = Draws(branches), (random, getattr(sys.modules.get("numpy"), "random", None))
-    held = []
-    for index, module in enumerate(modules):
+    draws, held = Draws(branches), []
+    for index, module in enumerate(_modules()):
         own = getattr(getattr(module, "random", None), "__self__", None)  # the generator of the module's functions
         held += [(index, module, name, function) for name, function in list(vars(module).items() if module else ())
                  if name == "seed" or getattr(function, "__self__", module) is own and name not in _LOOKS]

@@ -29,7 +29,7 @@ _LATE = ("the step compares the number of .item() after optimizer.step(), and it
 _SUM = ("sum() of numbers of .item() rounds another way than additions; it is served where the step's own code calls it and the result "
         "is returned. Add by +, or return the number")
 HAS_EXACT_SUMS = sys.version_info >= (3, 12)  # sum() of floats carries the rounding errors along
-_DRAWN = ("the step draws a number from Python's generator and uses it in another way than by + - * / and comparisons; draw from "
+_DRAWN = ("the step draws a number from Python's or NumPy's generator and uses it in another way than by + - * / and comparisons; draw from "
           "torch's, or outside of the step")
 _PLAIN = int, float, bool, type(None)
 _NAMES = {kind: frozenset(dir(kind)) for kind in (int, float)}
