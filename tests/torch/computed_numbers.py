@@ -71,7 +71,10 @@ def norm_of(model):
 def numbers_are_returned():
     """Alone, calculated with in Python, and in a dict beside tensors and other numbers."""
     same("a loss", lambda m, loss: loss.item())
-    same("a report", lambda m, loss: {"loss": round(loss.item(), 3), "root": loss.item() ** 0.5 // 0.01, "n": 3,
+    class Three:
+        def __index__(self):  # as NumPy's whole numbers
+            return 3
+    same("a report", lambda m, loss: {"loss": (round(loss.item(), 3), round(loss.item(), Three()), round(loss.item(), None)), "root": loss.item() ** 0.5 // 0.01, "n": 3,
                                       "norm": -norm_of(m).item() / loss.item(), "rows": (loss.detach() * 0 + 5).long().item(),
                                       "tensor": loss.detach(), "half": (loss.detach().bfloat16().item(), 1 - loss.item())})
 
@@ -161,7 +164,7 @@ def sums_are_pythons():
     """sum() of floats carries rounding errors along since Python 3.12, which a chain of additions does not."""
     same("sums", lambda m, loss: (
         sum([loss.item() * k for k in (1e16, 1.0, -1e16, 3.0)]), sum((loss.item() * k for k in (1e16, 1.0, -1e16)), start=loss.item()),
-        sum([0.1, loss.item(), 1]), sum([loss.item()], 2), sum(float(p.grad.norm()) for p in m.parameters() for _ in range(9)),
+        sum([0.1, loss.item(), 1]), sum([loss.item()], 2), sum(p.grad.norm().item() for p in m.parameters() for _ in range(9)),
         sum([1e16, 1.0, -1e16]), sum(p.grad.norm() for p in m.parameters()), loss.item() * 1e16 + 1.0 + loss.item() * -1e16))
     same("whole sums", lambda m, loss: m[0].weight.grad.mul_(sum([(m[0].weight.detach() > 0.2).sum().item(), 1])).sum())
     if sys.version_info >= (3, 12):
@@ -237,11 +240,12 @@ def numbers_decide_branches():
         if not math.isfinite(loss.item()) or math.isnan(norm_of(model).item()):
             raise ArithmeticError("the loss is no number")
         many = (model[0].weight.detach() > -9).sum().item() * 0 + 16777217
-        return loss.item() == norm_of(model).item(), bool(loss.item()), many > 16777216.0
+        nan = loss.item() == math.nan, loss.item() < float("nan"), loss.item() != math.nan
+        return loss.item() == norm_of(model).item(), bool(loss.item()), many > 16777216.0, nan
     model = net()
     train, optimizer = made(checked, model)
     step = lade.torch.step(train, model, optimizer, "100%", audit=False)
-    assert step(X) == (False, True, True)
+    assert step(X) == (False, True, True, (False, False, True))
     before = lade.torch.digest(model, optimizer)
     refused(ArithmeticError, lambda: step(X * float("nan")), "no number")
     assert lade.torch.digest(model, optimizer) == before and math.isfinite(1.0) and math.isfinite.__module__ == "math"
@@ -391,7 +395,7 @@ def what_a_class_or_a_value_decides_is_refused():
             return loss.detach()
         return use_caught
     uses = {"hasattr": lambda n: hasattr(n, "is_integer"), "real": lambda n: n.real, "hash()": lambda n: {n: 1}, "pickle": pickle.dumps,
-            "eq": lambda n: n == decimal.Decimal(0), "ne": lambda n: 0j != n, "pow": lambda n: pow(n, 3, 5), "lt": lambda n: n < 2 ** 53 + 1,
+            "eq": lambda n: n == decimal.Decimal(0), "ne": lambda n: 0j != n, "pow": lambda n: pow(n, 3, 5), "lt": lambda n: n < 2 ** 53 + 1, "gt": lambda n: n > 10 ** 400,
             "json": lambda n: json.dumps([n], default=lambda one: type(one).__name__), "struct": lambda n: struct.pack("f", n)}
     with contextlib.suppress(ImportError):
         import numpy
@@ -401,7 +405,7 @@ def what_a_class_or_a_value_decides_is_refused():
     for name, use in uses.items():
         fault = refused_use(caught(use))
         assert "computed_numbers.py" in fault.line, (name, fault)
-        if name in ("hash()", "pickle", "eq", "ne", "pow", "lt", "json", "type()"):
+        if name in ("hash()", "pickle", "eq", "ne", "pow", "lt", "gt", "json", "type()"):
             assert fault.op == name, (name, fault)
     fault = refused_use(lambda m, loss: (loss.item() > 0.1, json.dumps({"loss": loss.item()}, indent=1)))
     assert fault.op == "value of a tensor" and "computed_numbers.py" in fault.line, fault

@@ -641,10 +641,8 @@ class _Body:
             if isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
             elif type(leaf) is ComputedNumber:
-                tensors += numbers.bases_of(leaf)
-                result.out_leaves[i] = numbers.deferred(leaf)
-            elif leaf is ComputedNumber:
-                raise CannotCapture("the step returns the type of a number of .item(); return the number", "return")
+                result.out_leaves[i], bases = numbers.deferred(leaf)
+                tensors += bases
             elif keeps_fakes(leaf):
                 raise CannotCapture(f"the step returns a {type(leaf).__name__} with tensors; return them in tuples, lists and "
                                     "dicts", "return")
