@@ -8,6 +8,7 @@ eager step.
 import contextlib
 import hashlib
 import os
+import threading
 import time
 import warnings
 
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..errors import CannotCapture, DoesNotFit, Error
 from . import forms, generators, optimizers
 from .answering import Answerer, planned_part
-from .running import parked, residents, tiers
+from .running import parked, residents, tiers, worker
 from .audit import Audit
 from .digests import bits
 from .interrupts import Interrupts, without_autocast
@@ -461,7 +462,10 @@ class Step:
 
     def __del__(self):
         with contextlib.suppress(Exception):  # a model that outlives its step has its bytes
-            self.sync()
+            if worker.is_own_thread():  # sync() waits for copies of this thread
+                threading.Thread(target=self.sync, name="lade sync").start()
+            else:
+                self.sync()
 
     def __deepcopy__(self, _memo):
         raise Error("a step is not copied: copy the model and its optimizer, and make a step of the copies")

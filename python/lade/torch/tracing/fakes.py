@@ -28,7 +28,6 @@ _MEMOS = tuple(f"_{name}" for name, one in vars(FakeTensor).items() if type(one)
 _CLASS_FIELDS = frozenset(("__module__", "__qualname__", "__doc__", "__init__", "__new__", "__annotations__", "__dict__",
                            "__weakref__", "__slots__", "__torch_function__", "__static_attributes__", "__firstlineno__"))
 
-
 _ABSENT = object()
 
 
