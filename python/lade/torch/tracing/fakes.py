@@ -145,6 +145,11 @@ def show(fake, real, read, branches, is_argument=False):
         vars(fake.untyped_storage())[_ADDRESS] = real.untyped_storage().data_ptr()
 
 
+def hide(fake):
+    """Undo show(), so that a fake tensor holds nothing of its capture."""
+    vars(fake).pop(_SHOWN, None)
+
+
 def attributes_of(tensor):
     """Return the dict of the user's attributes of a tensor, or a copy if it is a fake one."""
     own = vars(tensor)

@@ -739,6 +739,9 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         watch.restore()
         for t in fakes.own.values():
             t.grad = None
+        for t in fakes.all():
+            if isinstance(t, FakeTensor):
+                shown.hide(t)
         other = _put_gradients(grads)
     other = other or _constant_gradient(result.gm, grads)
     if other is not None:
