@@ -299,11 +299,34 @@ def objects_of_any_class():
         same(loss_of, lambda i, _own, _model, root=root: (root,), n_steps=2)
 
 
-def parameters_in_attributes_are_named():
-    """A parameter that the step reads from an attribute of another object is refused by name; its gradient stays."""
-    model = nn.Linear(6, 4)
-    space = types.SimpleNamespace(weight=model.weight)
-    train, optimizer = trained(model, lambda model, x, y: loss_at(model, x, y) + space.weight.square().sum())
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight):
+        ctx.save_for_backward(weight)
+        return weight.square().sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 * ctx.saved_tensors[0]
+
+
+class Hidden:
+    __slots__ = "weight",
+
+
+def parameters_in_attributes_are_the_models():
+    """Those of other objects, also where __slots__ hide them. One that a capture does not see is refused; its gradient stays."""
+    for space in (types.SimpleNamespace(), Hidden()):
+        found = []
+        for is_planned in (False, True):
+            torch.manual_seed(0)
+            model = nn.Linear(6, 4)
+            space.weight = model.weight
+            train, optimizer = trained(model, lambda model, x, y: loss_at(model, x, y) + space.weight.square().sum())
+            train = lade.torch.step(train, model, optimizer, "100%", audit=False) if is_planned else train
+            found.append((repr([train(*data(i)) for i in range(2)]), lade.torch.digest(model, optimizer)))
+        assert found[0] == found[1], found
+    train, optimizer = trained(model, lambda model, x, y: loss_at(model, x, y) + Squared.apply(space.weight))
     for grad in (None, torch.ones(4, 6)):
         model.weight.grad = grad
         refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*data(0)),
@@ -312,6 +335,6 @@ def parameters_in_attributes_are_named():
 
 
 for case in (audits_restore_tensors_of_places, steps_move_containers, deques_are_held, containers_are_given_twice,
-             audits_restore_containers, objects_of_any_class, parameters_in_attributes_are_named):
+             audits_restore_containers, objects_of_any_class, parameters_in_attributes_are_the_models):
     case()
     print(case.__name__, flush=True)

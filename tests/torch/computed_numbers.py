@@ -16,6 +16,7 @@ from unittest import mock
 
 from fixture import *  # noqa: F403
 
+IS_TOLD = sys.version_info >= (3, 11)  # calls of float(), type() and id() are
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(4, 12, 16, generator=GENERATOR)
 DATA = X, X * 3, X.flip(0), X * 0.5
@@ -71,7 +72,10 @@ def norm_of(model):
 def numbers_are_returned():
     """Alone, calculated with in Python, and in a dict beside tensors and other numbers."""
     same("a loss", lambda m, loss: loss.item())
-    same("a report", lambda m, loss: {"loss": round(loss.item(), 3), "root": loss.item() ** 0.5 // 0.01, "n": 3,
+    class Three:
+        def __index__(self):  # as NumPy's whole numbers
+            return 3
+    same("a report", lambda m, loss: {"loss": (round(loss.item(), 3), round(loss.item(), Three()), round(loss.item(), None)), "root": loss.item() ** 0.5 // 0.01, "n": 3,
                                       "norm": -norm_of(m).item() / loss.item(), "rows": (loss.detach() * 0 + 5).long().item(),
                                       "tensor": loss.detach(), "half": (loss.detach().bfloat16().item(), 1 - loss.item())})
 
@@ -161,7 +165,7 @@ def sums_are_pythons():
     """sum() of floats carries rounding errors along since Python 3.12, which a chain of additions does not."""
     same("sums", lambda m, loss: (
         sum([loss.item() * k for k in (1e16, 1.0, -1e16, 3.0)]), sum((loss.item() * k for k in (1e16, 1.0, -1e16)), start=loss.item()),
-        sum([0.1, loss.item(), 1]), sum([loss.item()], 2), sum(float(p.grad.norm()) for p in m.parameters() for _ in range(9)),
+        sum([0.1, loss.item(), 1]), sum([loss.item()], 2), sum(p.grad.norm().item() for p in m.parameters() for _ in range(9)),
         sum([1e16, 1.0, -1e16]), sum(p.grad.norm() for p in m.parameters()), loss.item() * 1e16 + 1.0 + loss.item() * -1e16))
     same("whole sums", lambda m, loss: m[0].weight.grad.mul_(sum([(m[0].weight.detach() > 0.2).sum().item(), 1])).sum())
     if sys.version_info >= (3, 12):
@@ -237,11 +241,12 @@ def numbers_decide_branches():
         if not math.isfinite(loss.item()) or math.isnan(norm_of(model).item()):
             raise ArithmeticError("the loss is no number")
         many = (model[0].weight.detach() > -9).sum().item() * 0 + 16777217
-        return loss.item() == norm_of(model).item(), bool(loss.item()), many > 16777216.0
+        nan = loss.item() == math.nan, loss.item() < float("nan"), loss.item() != math.nan
+        return loss.item() == norm_of(model).item(), bool(loss.item()), many > 16777216.0, nan
     model = net()
     train, optimizer = made(checked, model)
     step = lade.torch.step(train, model, optimizer, "100%", audit=False)
-    assert step(X) == (False, True, True)
+    assert step(X) == (False, True, True, (False, False, True))
     before = lade.torch.digest(model, optimizer)
     refused(ArithmeticError, lambda: step(X * float("nan")), "no number")
     assert lade.torch.digest(model, optimizer) == before and math.isfinite(1.0) and math.isfinite.__module__ == "math"
@@ -391,17 +396,17 @@ def what_a_class_or_a_value_decides_is_refused():
             return loss.detach()
         return use_caught
     uses = {"hasattr": lambda n: hasattr(n, "is_integer"), "real": lambda n: n.real, "hash()": lambda n: {n: 1}, "pickle": pickle.dumps,
-            "eq": lambda n: n == decimal.Decimal(0), "ne": lambda n: 0j != n, "pow": lambda n: pow(n, 3, 5), "lt": lambda n: n < 2 ** 53 + 1,
+            "eq": lambda n: n == decimal.Decimal(0), "ne": lambda n: 0j != n, "pow": lambda n: pow(n, 3, 5), "lt": lambda n: n < 2 ** 53 + 1, "gt": lambda n: n > 10 ** 400,
             "json": lambda n: json.dumps([n], default=lambda one: type(one).__name__), "struct": lambda n: struct.pack("f", n)}
     with contextlib.suppress(ImportError):
         import numpy
         uses |= {"array": lambda n: numpy.array([n, 1.0]).dtype.name, "mean": lambda n: numpy.mean([n, 1.0]),
                  "scalar": lambda n: numpy.float32(2) * n, "compared": lambda n: numpy.float64(0.5) < n,
-                 "type()": lambda n: type(n * numpy.float64(2))}
+                 **({"type()": lambda n: type(n * numpy.float64(2))} if IS_TOLD else {})}
     for name, use in uses.items():
         fault = refused_use(caught(use))
         assert "computed_numbers.py" in fault.line, (name, fault)
-        if name in ("hash()", "pickle", "eq", "ne", "pow", "lt", "json", "type()"):
+        if name in ("hash()", "pickle", "eq", "ne", "pow", "lt", "gt", "json", "type()"):
             assert fault.op == name, (name, fault)
     fault = refused_use(lambda m, loss: (loss.item() > 0.1, json.dumps({"loss": loss.item()}, indent=1)))
     assert fault.op == "value of a tensor" and "computed_numbers.py" in fault.line, fault
@@ -414,41 +419,135 @@ class Doubled(torch.Tensor):
         return result * 2 if func is torch.Tensor.sum else result
 
 
+class Summed(nn.Parameter):
+    def sum(self):
+        return super().sum() * 2
+
+
+class Slow(nn.Parameter):
+    rate = 0.5
+
+
+class Slots:
+    __slots__ = "weight",
+
+    def __init__(self, weight):
+        self.weight = weight
+
+
+def compared(use, n_plans, between=lambda model, x, i: None, n_steps=2):
+    """Assert eager's results and bits, without an audit. @between(model, x, i) is called before step i."""
+    plain, results = net(), []
+    for is_planned in (False, True):
+        model = copy.deepcopy(plain)
+        optimizer = adamw(model)
+
+        def train(x, model=model, optimizer=optimizer):
+            loss = model(x).square().mean()
+            loss.backward()
+            found = use(model, loss, x)
+            optimizer.step()
+            optimizer.zero_grad()
+            return found
+        step = lade.torch.step(train, model, optimizer, "100%", audit=False) if is_planned else train
+        torch.manual_seed(SEED)
+        results.append([])
+        for i in range(n_steps):
+            x = X.clone()
+            between(model, x, i)
+            results[-1].append((repr(step(x)), lade.torch.digest(model, optimizer)))
+    assert results[0] == results[1], results
+    assert sum(map(len, step.ready.values())) == n_plans, step.ready
+
+
 def tensors_have_their_classes_and_addresses():
     """A parameter is one, with the attributes that the user set; tensors share memory where they do in an eager step."""
-    def seen(model, loss):
+    def seen(model, loss, x):
         for p in model.parameters():
             if getattr(p, "is_slow", False) and isinstance(p, nn.Parameter):
                 p.grad.mul_(0.5)
         w, b = model[0].weight, model[0].bias
         pair = copy.deepcopy([w, w.detach()[1:], b.detach()])
         pair[1].add_(1)
-        return ([type(one).__name__ for one in (w, w.detach(), loss, pair[0], nn.Parameter(torch.ones(2)))], w.__class__ is nn.Parameter,
+        kinds = [one.__class__.__name__ for one in (w, w.detach(), loss, pair[0], nn.Parameter(torch.ones(2)))]
+        if IS_TOLD:
+            assert kinds == [type(one).__name__ for one in (w, w.detach(), loss, pair[0], nn.Parameter(torch.ones(2)))]
+        return (kinds, w.__class__ is nn.Parameter,
                 loss.__class__ is torch.Tensor, w.data_ptr() == b.data_ptr(), w.data_ptr() == w.detach().data_ptr(),
                 w.untyped_storage().data_ptr() == b.untyped_storage().data_ptr(), w.is_set_to(w.detach()), bool(w.data_ptr()),
                 [one.detach().sum() for one in pair], hasattr(w, "is_fast"))
-
-    def marked(model, loss):
-        model[0].weight.is_slow = True
-        return seen(model, loss)
-    plain, results = net(), []
-    for is_planned in (False, True):
-        model = copy.deepcopy(plain)
-        train, optimizer = made(seen, model)
-        step = lade.torch.step(train, model, optimizer, "100%", audit=False) if is_planned else train
-        torch.manual_seed(SEED)
-        results.append([])
-        for is_slow in (True, False, True):  # another value has another plan
-            model[0].weight.is_slow = is_slow
-            results[-1].append((repr(step(X)), lade.torch.digest(model, optimizer)))
-    assert results[0] == results[1], results
+    compared(seen, 2, lambda model, x, i: setattr(model[0].weight, "is_slow", i != 1), 3)  # another value has another plan
+    fakes = lade.torch.tracing.fakes
+    with fakes.SHOWING:
+        with fakes.SHOWING:  # the capture of another thread ends first
+            pass
+        assert fakes.FakeTensor.__bases__[0] is not torch.Tensor
+    assert fakes.FakeTensor.__bases__ == (torch.Tensor,)
     model = net()
-    model[0].weight.main_grad = torch.zeros(32, 16)
-    for use, word in ((marked, "sets the attribute is_slow of 0.weight"), (lambda m, loss: m[0].weight.main_grad.sum(), "main_grad")):
-        train, optimizer = made(use, model)
-        assert "computed_numbers.py" in refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X), word).line
-    train, optimizer = made(seen, model)
-    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X.as_subclass(Doubled)), "Doubled", "operators")
+    train, optimizer = made(lambda model, loss: loss.detach(), model)
+    for kind in (Doubled, Summed):
+        fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(X.as_subclass(kind)), "operators")
+        assert fault.op == kind.__name__, fault
+
+
+def attributes_are_those_of_the_tensors():
+    """Each step sees the attributes of its time and leaves those that it sets; one that no step reads makes no plan."""
+    def marked(model, x, i):
+        model[0].weight.seen = model[0].bias.count = x.number = i
+        x.mark = model[0].weight.nan = float("nan")
+        model[0].weight.kind, x.kind = (1, 1.0, True)[i], (1, 1.0, True)[i]
+        model[0].weight.main_grad = torch.full((2,), 1.0 + i)
+    compared(lambda model, loss, x: (repr(model[0].weight.kind), repr(x.kind), x.mark, model[0].weight.nan, hasattr(x, "number_"),
+                                     model[0].weight.main_grad.sum()), 2, marked, 3)
+
+    def ready(model, x, i):
+        if not i:
+            model.register_buffer("own", torch.ones(2))
+            model.own.flag = 7
+            model[0].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "ready", type(p) is nn.Parameter or not IS_TOLD))
+    compared(lambda model, loss, x: copy.deepcopy(model.own).flag, 2, ready, 3)
+
+    def drop(model, x):
+        del model[0].weight.slow
+    for use, words in ((lambda model, x: setattr(x, "seen", 1), "sets or deletes the attribute seen"), (drop, "weight.slow in Python"),
+                       (lambda model, x: model[0].weight.rate, "rate of a tensor's class Slow"), (lambda model, x: x.held, "attribute held")):
+        model, x = net(), X.clone()
+        model[0].weight, x.held = Slow(model[0].weight.detach()), []
+        model[0].weight.slow = True
+        optimizer = adamw(model)
+
+        def train(x, model=model, use=use):
+            model(x).sum().backward()
+            with contextlib.suppress(Exception):
+                use(model, x)
+        fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%", audit=False)(x), words)
+        assert "computed_numbers.py" in fault.line and model[0].weight.slow and not hasattr(x, "seen"), fault
+
+
+def tensors_of_the_model_are_found_elsewhere():
+    """In variables, lists, tuples, sets, keys, ids and addresses of the step; those of a class are refused."""
+    held = {}
+
+    def hold(model, x, i):
+        w = model[0].weight
+        held.update(all=[p for p in model.parameters() if p.requires_grad], pair=(w, (w,)), rates={w: 0.5}, few={w}, ids={id(w)},
+                    pointers={w.data_ptr()}, slots=Slots(w))
+
+    def clipped(model, loss, x):
+        norm = torch.nn.utils.clip_grad_norm_(held["all"], 0.01)
+        found = []
+        for p in model.parameters():
+            p.grad.mul_(held["rates"].get(p, 1.0))
+            found += p is held["pair"][0], p is held["pair"][1][0], p in held["few"], p.data_ptr() in held["pointers"]
+            found += [id(p) in held["ids"]] if IS_TOLD else []
+        held["slots"].weight.grad.mul_(0.5)
+        return norm, found, any(p is held["all"][0] for p in model.parameters())
+    compared(clipped, 1, hold)
+
+    model = net()
+    Slots.first = model[0].weight
+    train, optimizer = made(lambda model, loss: Slots.first is model[0].weight, model)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%", audit=False)(X), "Slots.first", "its module")
 
 
 def refused_use(use):
@@ -505,16 +604,15 @@ def other_uses_are_refused():
 
 if __name__ == "__main__":
     lade.torch.train_step.PLAN_SECONDS = 0.1, 0.1
-    if sys.version_info >= (3, 11):
+    if IS_TOLD:
         numbers_have_pythons_types()
-        tensors_have_their_classes_and_addresses()
-        what_a_class_or_a_value_decides_is_refused()
         float_is_a_number()
         functions_named_float_are_the_users()
         float_is_seen_where_functions_are()
     else:
         assert "computed_numbers.py" in refused_use(lambda m, loss: float(loss)).line
-    for test in (numbers_are_returned, sums_are_pythons, long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
+    for test in (tensors_of_the_model_are_found_elsewhere, attributes_are_those_of_the_tensors, numbers_are_returned, sums_are_pythons,
+                 long_sums_are_returned, functions_are_called_after_the_step, numbers_are_those_of_their_time, numbers_decide_branches,
                  a_failed_check_raises_what_the_user_wrote, numbers_are_operands_of_tensors, zero_divides_nothing, whole_numbers_are_sizes, distinct_values_are_counted,
-                 other_uses_are_refused):
+                 other_uses_are_refused, what_a_class_or_a_value_decides_is_refused, tensors_have_their_classes_and_addresses):
         test()

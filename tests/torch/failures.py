@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import tempfile
+import threading
 import weakref
 from concurrent import futures
 from unittest import mock
@@ -17,7 +18,7 @@ from fixture import SEED, adamw, batch, lade, made, nn, plain, refused, torch
 
 from lade.torch import optimizers, plan_cache, train_step
 from lade.torch.pricing import prices
-from lade.torch.running import runtime, tiers
+from lade.torch.running import parked, runtime, tiers, worker
 
 SMALL = batch(4, 8)
 STORED = dict(audit=False, ways=("store",), store_budget="64MiB")
@@ -191,6 +192,22 @@ def steps_are_collected_while_another_submits_a_copy():
     assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
 
 
+def steps_are_collected_in_a_thread_of_copies():
+    """The collector may run in the thread whose copies a destroyed step waits for."""
+    model, optimizer, old = made("min", audit=False, host="64MiB", ways=("host",))
+    old(*batch())
+    assert old.last.runtime.away
+    old.itself, n = old, len(old.last.runtime.away)
+    del old
+    use = next(use for use, _ in worker._WORKERS)
+    worker.submit(use, gc.collect).result(60)
+    for thread in threading.enumerate():
+        if thread.name == "lade sync":
+            thread.join(60)
+    assert n and not any(isinstance(p, parked._Parked) for p in model.parameters())
+    lade.torch.digest(model, optimizer)
+
+
 def plans_share_the_store(scratch):
     """The plans of a step take one reservation, as large as the largest need, and have eager's bits in any order."""
     model, optimizer, step = made("min", layers=1, store=scratch, **STORED)
@@ -321,6 +338,7 @@ if __name__ == "__main__":
                  interrupts_of_a_step_that_begins_anew_are_delivered,
                  tiers_that_fail_behind_a_branch_are_named, living_bytes_that_do_not_return_are_an_error,
                  plans_share_the_host_budget, steps_are_collected_while_another_submits_a_copy,
+                 steps_are_collected_in_a_thread_of_copies,
                  interrupts_of_a_plan_change_nothing, the_store_is_taken_before_step_0):
         case()
         print(case.__name__, flush=True)

@@ -16,10 +16,11 @@ from .running import generate, parked, residents, tiers
 from .tracing.trace import without_collections
 from .values import Values, updates_early
 
-# Of a long search, without and with tiers: it ends by moves, so a busy machine finds the same plan.
+# Of a long search, without and with tiers, on an idle core of bench/results/torch-amd-epyc-zen4-2-cores.md. It ends by moves, so
+# a busy machine finds the same plan. The library's own bounds of a search without iterations are others: it ends by time, too.
 _MOVES_PER_SECOND = 200_000, 60_000
 _OP_MOVES_PER_SECOND = 100_000_000, 30_000_000  # moves times ops, which bound those of long graphs
-OPS_PER_SECOND = 3000 # of a search: longer ones of GPT-2's 1,480 ops find steps that are 0.1 % faster
+_OPS_PER_SECOND = 3000  # of a search: longer ones of GPT-2's 1,480 ops find steps that are 0.1 % faster
 
 
 class Tiers:
@@ -211,7 +212,7 @@ class Planned:
         """Return a plan, by a search that grows with the ops. For "min" and before a refusal it makes the moves of @max_s."""
         if budget != g.BUDGET_MIN:
             try:
-                return self.graph.plan(budget, time_limit_s=min(max_s, max(min_s, self.n_ops / OPS_PER_SECOND)), **own)
+                return self.graph.plan(budget, time_limit_s=min(max_s, max(min_s, self.n_ops / _OPS_PER_SECOND)), **own)
             except DoesNotFit:
                 if not is_last:
                     raise

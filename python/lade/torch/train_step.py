@@ -8,6 +8,7 @@ eager step.
 import contextlib
 import hashlib
 import os
+import threading
 import time
 import warnings
 
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..errors import CannotCapture, DoesNotFit, Error
 from . import forms, generators, optimizers
 from .answering import Answerer, planned_part
-from .running import parked, residents, tiers
+from .running import parked, residents, tiers, worker
 from .audit import Audit
 from .digests import bits
 from .interrupts import Interrupts, without_autocast
@@ -29,7 +30,7 @@ from .plans import PLANS_MAX, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
 from .tracing import arguments
-from .tracing.fakes import plain_attributes
+from .tracing.fakes import attributes_key
 from .tracing.numbers import Deferred
 from .tracing.places import refuse_change
 from .tracing.reads import Known
@@ -78,6 +79,7 @@ class Step:
         self.last, self.broken, self.given = None, None, None
         self.pricer = Pricer(self.optimizer)
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
+        self.read_of_batch = set()  # names of attributes that the step reads of tensors of its arguments
         self.places = {}  # by their ids: where the step leaves tensors in Python, and what changes between steps there
         self.seen = {}  # place, argument or form -> hashes of values that had a plan made
         self.known = Known()  # what the step reads in Python
@@ -180,7 +182,9 @@ class Step:
         same = tuple(self.given.places_of.get(id(leaf), (None, ""))[1] and id(leaf) for leaf in leaves)
         first = {}  # tensors in several places: a plan holds for these
         twice = tuple(first.setdefault(id(t), len(first)) for place in self.places.values() for t in place.tensors())
-        return (repr(spec), tuple(map(_leaf_key, leaves)), same, twice, self.given.signature(),
+        names = sorted(self.read_of_batch)
+        attributes = tuple(attributes_key(leaf, names) for leaf in leaves if isinstance(leaf, torch.Tensor)) if names else ()
+        return (repr(spec), tuple(map(_leaf_key, leaves)), attributes, same, twice, self.given.signature(),
                 tuple(place.signature() for place in self.places.values()), self._fields())
 
     def _fields(self):
@@ -241,9 +245,11 @@ class Step:
         ready.runtime = Runtime(planned, self.store)
         self._create_state(planned.trace)
         new = {place.id: place for place in planned.trace.places if place.id not in self.places}
-        if new or not planned.trace.fields <= self.fields:  # other plans hold these values as constants
+        captured = planned.trace
+        if new or not captured.fields <= self.fields or not captured.read_of_batch <= self.read_of_batch:  # constants of other plans
             self.places.update(new)
-            self.fields |= planned.trace.fields
+            self.fields |= captured.fields
+            self.read_of_batch |= captured.read_of_batch
             self._forget()
             self.known.add(planned.trace.reads)
         if planned.living and not self.is_hooked:
@@ -456,7 +462,10 @@ class Step:
 
     def __del__(self):
         with contextlib.suppress(Exception):  # a model that outlives its step has its bytes
-            self.sync()
+            if worker.is_own_thread():  # sync() waits for copies of this thread
+                threading.Thread(target=self.sync, name="lade sync").start()
+            else:
+                self.sync()
 
     def __deepcopy__(self, _memo):
         raise Error("a step is not copied: copy the model and its optimizer, and make a step of the copies")
@@ -547,7 +556,7 @@ def _leaf_key(leaf):
         if leaf.is_nested or leaf.layout is not torch.strided:
             raise CannotCapture(NESTED if leaf.is_nested else SPARSE, "arguments", calling_line())
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad,
-                leaf.untyped_storage().nbytes(), leaf.storage_offset() * leaf.element_size() % 64, plain_attributes(leaf))
+                leaf.untyped_storage().nbytes(), leaf.storage_offset() * leaf.element_size() % 64)
     if isinstance(leaf, tuple) and any(isinstance(one, torch.Tensor) for one in leaf):  # torch 2.6 takes few kinds of tuples apart
         raise CannotCapture(f"this torch does not take a {type(leaf).__name__} among the arguments apart; give its tensors",
                             "arguments", calling_line())

@@ -42,6 +42,11 @@ class Worker:
         self._thread.join()
 
 
+def is_own_thread():
+    """True in a thread of this file, which waits for no call of its own: the collector may run a destructor there."""
+    return any(worker._thread is threading.current_thread() for worker in list(_WORKERS.values()))
+
+
 # A thread for each use and process. They outlive their users, because a step that is collected still brings bytes back. A
 # thread of the step would be collected with it, and would have ended.
 _WORKERS = {}

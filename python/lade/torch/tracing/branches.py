@@ -15,6 +15,8 @@ In a call this happens within the capture, which then goes on (answering.py). El
 call that runs the part begins anew with the answer. A plan of the whole step asks again in each call, and serves all calls
 with its answers.
 """
+import contextlib
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
@@ -91,17 +93,29 @@ class Branches(TorchFunctionMode):
         self.n_found = 0   # answers up to the last one that find() gave
         self.snapshots = {}  # _key() of a tensor -> (itself, its copy): numbers of item() are those of their time
         self.has_numbers = False  # True if the step has read a computed number
+        self.given = {}      # of serving()
         self.drawn = {}      # id of a number that an op draws (draws.py) -> itself
         self.assigned = {}   # id of a tensor whose data the step assigned -> the user's line
         self.are_zero, self.forms = {}, {}  # of divisors among computed numbers, by their forms; numbers of forms
         self.answered = {}  # (id of a tensor, its versions) -> (itself, the answer): `a or b` and its `if` ask one tensor twice
         self.refusal = None  # the first of refuse(), which code of the user's may have caught, as logging does
 
+    @contextlib.contextmanager
+    def serving(self, given):
+        """Within this context the tensors @given, id of one -> its fake, are served where code reaches them itself."""
+        self.given = given
+        try:
+            yield
+        finally:
+            self.given = {}
+
     def __exit__(self, *fault):
         self.known, self.answered, self.zeros, self.snapshots, self.are_zero, self.forms, self.drawn = ({} for _ in range(7))
         return super().__exit__(*fault)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.given:
+            args, kwargs = tuple(map(self._served, args)), {key: self._served(one) for key, one in (kwargs or {}).items()}
         asked = [*args, *(kwargs or {}).values()]
         if func == _SET_DATA:
             self.assigned[id(args[0])] = self.line_of()
@@ -134,6 +148,12 @@ class Branches(TorchFunctionMode):
         elif func in _SUMS and isinstance(result, torch.Tensor) and self.known.get(id(asked[0]), (None, None))[1] is False:
             self.zeros[id(result)] = result
         return result
+
+    def _served(self, one):
+        """Return an operand with fakes in the place of the model's own tensors."""
+        if isinstance(one, (list, tuple)) and any(id(each) in self.given for each in one):
+            return [self.given.get(id(each), each) for each in one]
+        return self.given.get(id(one), one)
 
     def refuse(self, text, op):
         """Raise CannotCapture with the user's line. The capture fails by it even if that code goes on."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """float() of computed values within a step: during a capture calls of float() in the step's code become calls of as_float().
 sum() of Python 3.12 and later rounds another way than a chain of additions, so it becomes as_sum() there. type() of one object
-becomes as_type().
+becomes as_type(), and id() becomes as_id().
 
 float() returns a true float, so no object of a capture can stand for its result. A copy of each code object names as_float where
 the code calls float, and leaves it where the code compares or passes float itself. The flag of LOAD_GLOBAL that tells the two
@@ -19,7 +19,7 @@ import types
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import numbers
+from . import fakes, numbers
 from .numbers import ComputedNumber, HAS_EXACT_SUMS, is_among, of_sum
 from .places import ENTRIES_MAX
 from .reads import is_users
@@ -61,8 +61,14 @@ def as_type(*args, **kwargs):
     return type(*args, **kwargs)
 
 
+def as_id(thing, /):
+    """Return id(thing), that of the tensor which a fake one stands for."""
+    return fakes.id_of(thing) if type(thing) is FakeTensor else id(thing)
+
+
 _Called = collections.namedtuple("_Called", "own plain stand_in")  # name of the stand-in, Python's function, the stand-in
-_CALLED = {"float": _Called("__lade_float__", float, as_float), "type": _Called("__lade_type__", type, as_type)}
+_CALLED = {"float": _Called("__lade_float__", float, as_float), "type": _Called("__lade_type__", type, as_type),
+           "id": _Called("__lade_id__", id, as_id)}
 if HAS_EXACT_SUMS:
     _CALLED["sum"] = _Called("__lade_sum__", sum, as_sum)
 
@@ -99,9 +105,9 @@ def _replaced_names(function):
                      if function.__globals__.get(name, vars(builtins).get(name)) is called.plain)
 
 
-def _functions(fn):
-    """Yield the user's functions that a step reaches: through closures, globals, defaults, wrappers, attributes, lists and dicts."""
-    queue, met = collections.deque((fn,)), set()
+def _functions(roots):
+    """Yield the user's functions that @roots reach: through closures, globals, defaults, wrappers, attributes, lists and dicts."""
+    queue, met = collections.deque(roots), set()
     while queue and len(met) < _VISITED_MAX:
         thing = queue.popleft()
         if id(thing) in met or isinstance(thing, _PLAIN):
@@ -155,9 +161,9 @@ def _content(cell):
 
 
 @contextlib.contextmanager
-def replacing(fn):
-    """Within this context the functions of a step call as_float() where they call float()."""
-    held = [(one, one.__code__, replaced(one.__code__, _replaced_names(one))) for one in _functions(fn)] if _IS_TOLD else []
+def replacing(*roots):
+    """Within this context the functions of a step and of its hooks, @roots, call as_float() where they call float()."""
+    held = [(one, one.__code__, replaced(one.__code__, _replaced_names(one))) for one in _functions(roots)] if _IS_TOLD else []
     for called in _CALLED.values() if held else ():
         setattr(builtins, called.own, called.stand_in)  # it stays: another thread may be in a copy for longer
     try:

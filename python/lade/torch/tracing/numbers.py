@@ -181,7 +181,7 @@ class ComputedNumber:
         return made
 
     def _with(self, function, *operands):
-        if not all(isinstance(one, (int, float)) or one is None and function is round for one in operands):
+        if not all(isinstance(one, (int, float)) for one in operands):
             return NotImplemented  # the other operand's own operator, such as that of a tensor, which branches.py serves
         return ComputedNumber(self._branches, None, function, operands)
 
@@ -191,6 +191,11 @@ class ComputedNumber:
         if isinstance(base, int) and isinstance(exponent, int) and type(exponent) is ComputedNumber:
             refuse([self], _TEXT, "pow")  # the exponent's sign decides the type
         return self._with(operator.pow, base, exponent)
+
+    def _rounded(self, digits=None):
+        if digits is None:
+            return self._with(round, self)
+        return self._with(round, self, digits if type(digits) is ComputedNumber else operator.index(digits))
 
     def _is(self, function, other):
         """Return the answer of a comparison, in this branch of the step."""
@@ -202,7 +207,7 @@ class ComputedNumber:
             return NotImplemented
         own = self._tensor()
         if _is_floating(self) or _is_floating(other):  # torch takes a whole number and a float in single precision
-            if type(other) is not ComputedNumber and float(other) != other:
+            if type(other) is not ComputedNumber and isinstance(other, int) and not _is_double(other):
                 refuse([self], _TEXT, function.__name__)  # Python compares all digits of a whole number
             own, other = own.double(), other._tensor().double() if type(other) is ComputedNumber else float(other)
         return self._compared(function(own, other._tensor() if type(other) is ComputedNumber else other))
@@ -258,16 +263,12 @@ def line_of(number):
     return next((one._line for one in number._parts() if one._line), None)
 
 
-def bases_of(number):
-    """Return the tensors of a number, in the order of deferred()."""
-    return number._bases()
-
-
 def deferred(number):
-    """Return the Deferred that makes a number after the step."""
+    """Return the Deferred that makes a number after the step, and the tensors whose values it takes, in its order."""
     parts = number._parts()
     made = {id(one): _Made(i) for i, one in enumerate(parts)}
-    return Deferred([(one._function, [made.get(id(other), other) for other in one._operands]) for one in parts])
+    calls = [(one._function, [made.get(id(other), other) for other in one._operands]) for one in parts]
+    return Deferred(calls), number._bases()
 
 
 def as_float(number):
@@ -295,6 +296,14 @@ def _is_whole(function, operands):
     return function in _WHOLE or function is round and operands[1:] in ((), (None,))
 
 
+def _is_double(whole):
+    """True for a whole number that a float holds with all its digits."""
+    try:
+        return int(float(whole)) == whole
+    except OverflowError:
+        return False
+
+
 def _is_floating(one):
     return one._is_floating if type(one) is ComputedNumber else isinstance(one, float)
 
@@ -317,7 +326,7 @@ def _add_operators():
     ComputedNumber.__radd__ = lambda self, other: self._add(operator.add, other, self)
     for name in ("neg", "pos", "abs"):
         setattr(ComputedNumber, f"__{name}__", unary(getattr(operator, name)))
-    ComputedNumber.__round__ = unary(round)
+    ComputedNumber.__round__ = ComputedNumber._rounded
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(ComputedNumber, f"__{name}__", compared(getattr(operator, name)))
 

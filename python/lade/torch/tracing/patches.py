@@ -281,7 +281,7 @@ def capturing(recorder):
     other = _refusing("optimizer.step", "the step drives an optimizer that it was not given; give all of them as optimizer=[...]")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_seed_kept())
-        stack.enter_context(fakes.showing())
+        stack.enter_context(fakes.SHOWING)
         drawn = stack.enter_context(draws.noted(recorder.branches))
         stack.callback(register_optimizer_step_pre_hook(other).remove)
         if checkpoint:

@@ -151,6 +151,8 @@ class Places:
         """@arguments: flat ones of the step, of which objects are a part of what its code reaches."""
         self.held = {}  # id of a container -> (name, container, its entries before)
         self.moving = []  # (name, iterator or generator, its state before)
+        self.keyed = []  # (name, dict or set with tensors as its keys, its entries before)
+        self.fakes = {}  # of exchange(): id of a tensor, or of a tuple with tensors -> itself, the one in its place
         self.globals, self.met, self.parameters = None, set(), set()
         self._queue = [("", fn)] + [(type(module).__name__, module) for _, module in modules]
         self._queue += [(type(one).__name__, one) for one in arguments if not isinstance(one, (*_PLAIN, *_SKIPPED))]
@@ -175,6 +177,8 @@ class Places:
             self.moving.append((name, thing, state))
         if isinstance(thing, torch.nn.Module):
             self._module(thing)
+        elif isinstance(thing, (dict, set)) and any(isinstance(key, torch.Tensor) for key in thing):
+            self._key(name, thing)
         elif isinstance(thing, (dict, *LISTS)):
             self._hold(name, thing)
         elif isinstance(thing, tuple):
@@ -198,11 +202,20 @@ class Places:
         self._hold(kind, module._buffers)
         self._hold(kind, module._parameters)
         self.parameters.add(id(module._parameters))
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and not isinstance(tensor, FakeTensor):
+                self._hold(f"{kind}{key}.", vars(tensor))  # attributes that the user gave it
         self._queue += [(kind + key, own[key]) for key in own if key.endswith("_hooks") and own[key]]
         self._queue += [(type(other).__name__, other) for other in module._modules.values() if other is not None]
         forward = getattr(type(module), "forward", None)
         if isinstance(forward, types.FunctionType) and forward.__globals__ is self.globals:
             self._queue.append((kind + "forward", forward))
+
+    def _key(self, name, container):
+        """Hold a dict or a set with tensors as its keys."""
+        entries = list(container.items() if isinstance(container, dict) else container)
+        self.keyed.append((name, container, entries))
+        self._queue += [(f"{name}[{i}]", value) for i, (_, value) in enumerate(entries)] if isinstance(container, dict) else []
 
     def _function(self, function):
         """Hold the variables of a function's closure, and its globals if it is the step or of the step's file."""
@@ -238,11 +251,37 @@ class Places:
 
     # changes of a capture
 
-    def changed(self, fakes):
-        """Return the places that hold other tensors than before. CannotCapture for changes that a graph does not have.
+    def exchange(self, fakes):
+        """Put fake tensors in the place of the model's; restore() puts those back.
 
         @fakes: id of a tensor of the model -> the one that stands for it in the capture.
         """
+        self.fakes = dict(fakes)
+        for _, container, before in self.held.values():
+            entries = {None: before} if isinstance(container, types.CellType) else before if isinstance(before, dict) else \
+                dict(enumerate(before)) if isinstance(before, list) else {}
+            for key, value in entries.items():
+                now = self._exchanged(value)
+                if now is not value:
+                    _set(container, key, now)
+        for _, container, entries in self.keyed:
+            _refill(container, map(self._exchanged, entries))
+
+    def _exchanged(self, value):
+        """Return a value with fake tensors in it, and in tuples, in the place of the model's."""
+        if isinstance(value, (tuple, frozenset)) and id(value) not in self.fakes:
+            made = [self._exchanged(one) for one in value]
+            if any(new is not old for new, old in zip(made, value)):
+                self.fakes[id(value)] = value._make(made) if hasattr(value, "_make") else type(value)(made)
+        return self.fakes.get(id(value), value)
+
+    def changed(self):
+        """Return the places that hold other tensors than before. CannotCapture for changes that a graph does not have."""
+        fakes = self.fakes
+        for name, container, before in self.keyed:
+            now = list(container.items() if isinstance(container, dict) else container)
+            if len(now) != len(before) or any(new is not self._exchanged(old) for new, old in zip(_flat(now), _flat(before))):
+                refuse_change(name)
         for name, thing, before in self.moving:
             if _state(thing) != before:
                 raise CannotCapture(f"the step takes from {name}, a {type(thing).__name__}, so each step is another graph: "
@@ -262,7 +301,7 @@ class Places:
                     found += self._compared(_named(name, key), container, key, before.get(key, ABSENT), fakes)
                     if found and id(container) in self.parameters and found[-1].container is container:
                         refuse_change(f"the parameter {_named(name, key)}")
-            elif len(container) != len(before) or _has_rolled(container, before):
+            elif len(container) != len(before) or _has_rolled(container, list(map(self._exchanged, before))):
                 if any(type(one) is ComputedNumber for one in container):
                     raise CannotCapture(f"the step adds the number of .item() to {name}; return it, and add it after the step",
                                         "Python state", next(line_of(one) for one in container if type(one) is ComputedNumber))
@@ -283,7 +322,7 @@ class Places:
         if isinstance(now, _PLAIN) and not isinstance(before, (*_PLAIN, type(None))) and before is not ABSENT:
             refuse_change(name)
         if now is None or now is ABSENT:
-            if _tensors(before):
+            if isinstance(before, _PLAIN) or before is None or _tensors(before):
                 refuse_change(name)
             return []
         leaves = pytree.tree_leaves(now)
@@ -318,6 +357,18 @@ class Places:
             elif len(container) != len(before) or any(a is not b for a, b in zip(container, before)):
                 container.clear()
                 container.extend(before)
+        for _, container, entries in self.keyed:
+            _refill(container, entries)
+
+
+def _refill(container, entries):
+    container.clear()
+    container.update(entries)
+
+
+def _flat(entries):
+    """Return the keys and values of a dict's entries, or the members of a set."""
+    return [part for one in entries for part in (one if isinstance(one, tuple) else (one,))]
 
 
 def _has_rolled(container, before):

@@ -161,8 +161,12 @@ def _has_names(file):
 class Reads(Places):
     """The entries that the code of one capture may have read, with their values."""
 
-    def __init__(self, fn, modules, arguments, codes, known=()):
-        """@known: places, whose signatures and inputs have all that lists and dicts there hold."""
+    def __init__(self, fn, modules, arguments, codes, known, read):
+        """@known: places, whose signatures and inputs have all that lists and dicts there hold.
+
+        @read: id of a tensor of the model -> the names of its attributes that the step reads.
+        """
+        self.read = read
         self.codes, self.entries, self.known = list(codes.found.values()), {}, {place.id for place in known}
         self.names = self.called = None  # without a note every name may be read
         if self.codes:
@@ -172,6 +176,16 @@ class Reads(Places):
                     all_names.join(_names_of(code))
             self.names, self.called = all_names.asked(), all_names.methods
         super().__init__(fn, modules, arguments)
+
+    def holders(self, own, places):
+        """Yield names of entries that are, or are tuples of, tensors with ids in @own, and that @places has not exchanged."""
+        seen = {*places.held, *(id(container) for _, container, _ in places.keyed)}
+        found = [(entries.label(key), value) for entries in self.entries.values() if id(entries.container) not in seen
+                 for key, value in entries.values.items()]
+        found += [(name, container) for name, container, _ in self.keyed if id(container) not in seen]
+        for name, value in found:
+            if any(id(one) in own for one in (value if isinstance(value, (tuple, frozenset, set, dict)) else [value])):
+                yield name
 
     def _start(self):
         for code, own in self.codes:
@@ -197,6 +211,10 @@ class Reads(Places):
             self._attributes(kind, own)
             self._queue += [(kind + key, hook) for key in own if key.endswith("_hooks") for hook in (own[key] or {}).values()]
             self._queue += [(type(other).__name__, other) for other in module._modules.values() if other is not None]
+
+            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if self.read.get(id(tensor)):
+                    self._attributes(f"{kind}{key}.", vars(tensor), frozenset(self.read[id(tensor)]))
 
     def _function(self, function):
         self._queue += list(zip(function.__code__.co_freevars, function.__closure__ or ()))

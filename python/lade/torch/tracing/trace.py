@@ -89,7 +89,6 @@ class Given:
         return (tuple(module.training for _, module in self.modules),
                 tuple((p.requires_grad, p.grad is None, p.dtype, p.shape, p.device) for _, p in self.params),
                 tuple((t.dtype, t.shape, t.device) for _, t in self.buffers),
-                tuple(shown.plain_attributes(t) for _, t in (*self.params, *self.buffers)),
                 tuple(tuple((key, getattr(value, "dtype", None)) for key, value in state.get(p, {}).items())
                       for p in self.opt_params),
                 tuple(len(group["params"]) for group in self.optimizer.param_groups) if self.optimizer else (),
@@ -381,6 +380,10 @@ def _restore(held_dicts, flat):
         module._flat_weights = weights
 
 
+def _hooks_of(param):
+    return [*(param._backward_hooks or {}).values(), *(param._post_accumulate_grad_hooks or {}).values()]
+
+
 def _copy_hooks(param, fake):
     """Let the hooks of a parameter run in the capture."""
     if not param.requires_grad:
@@ -471,6 +474,13 @@ def _constant_gradient(gm, held):
     return next((name for name, _, grad in held if id(grad) in real), None)
 
 
+def _refuse_held(reads, places, own):
+    """Refuse a step that reads tensors of the model, with ids in @own, where the capture does not exchange them."""
+    for name in reads.holders(own, places):
+        raise CannotCapture(f"the step reads a tensor of the model from {name}, where a capture does not see it; read it from its "
+                            "module, or keep it in a variable, a list or a dict of the step's own file", "parameter")
+
+
 def _refuse_kept(watch, known):
     """Refuse a step whose tensors are held by objects that places.py does not reach, such as those of an extension."""
     if watch.held(known) is not None:
@@ -529,7 +539,7 @@ def without_collections():
 class _Fakes:
     """The fake tensors of one capture: of parameters, buffers, the optimizer's state, gradients and the batch."""
 
-    def __init__(self, given, optimizer, leaves, mode):
+    def __init__(self, given, optimizer, leaves, mode, branches):
         """@leaves: the flat arguments of the step, of which tensors are described."""
         self.given, self.leaves = given, leaves
         with torch.no_grad():
@@ -537,13 +547,14 @@ class _Fakes:
             self.own = {id(t): fake(t) for _, t in (*given.params, *given.buffers)}
             self.states, self.state_names = _fake_state(given, mode, self.own, optimizer)
             self.grads = {id(p): fake(p.grad) for _, p in given.params if p.grad is not None}
-            self.attributes = {name: (self.own[id(t)], shown.show(self.own[id(t)], t))
-                               for name, t in (*given.params, *given.buffers)}
+            self.read = {key: set() for key in (*self.own, None)}  # names of attributes that the step reads; None: of its arguments
+            for _, t in (*given.params, *given.buffers):
+                shown.show(self.own[id(t)], t, self.read[id(t)], branches)
             self.batch = [self.own.get(id(leaf)) if id(leaf) in self.own else
                           fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             for made, leaf in zip(self.batch, leaves):
                 if isinstance(leaf, torch.Tensor) and id(leaf) not in self.own:
-                    shown.show(made, leaf)
+                    shown.show(made, leaf, self.read[None], branches, is_argument=True)
 
     def inputs(self):
         """Return (kind, name, place, fake tensor) of the graph's inputs."""
@@ -584,7 +595,9 @@ class _Body:
         args, kwargs = self.spec.unflatten(self.fakes.batch, made)
         self.arguments = Arguments(args, kwargs, made, self.argued)
         try:
-            with conversions.replacing(self.fn), self.watch, self.watch.codes:
+            self.places.exchange(self.fakes.own)
+            hooks = [hook for _, t in self.given.params for hook in _hooks_of(t)]
+            with conversions.replacing(self.fn, *hooks), self.watch.branches.serving(self.fakes.own), self.watch, self.watch.codes:
                 out = self.fn(*args, **kwargs)
         except Asked:
             self.result.is_cut = True
@@ -594,8 +607,6 @@ class _Body:
         if self.watch.branches.refusal is not None:
             raise self.watch.branches.refusal
         self._refuse_data(argued, storages)
-        for name, (fake, before) in self.fakes.attributes.items():
-            shown.refuse_set(name, fake, before)
         tensors = [*self._returned(out), *self._left()]
         self.result.n_tensors = len(tensors)
         return [t.detach() if isinstance(t, FakeTensor) else t for t in (*tensors, *self._grads())]
@@ -641,10 +652,8 @@ class _Body:
             if isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
             elif type(leaf) is ComputedNumber:
-                tensors += numbers.bases_of(leaf)
-                result.out_leaves[i] = numbers.deferred(leaf)
-            elif leaf is ComputedNumber:
-                raise CannotCapture("the step returns the type of a number of .item(); return the number", "return")
+                result.out_leaves[i], bases = numbers.deferred(leaf)
+                tensors += bases
             elif keeps_fakes(leaf):
                 raise CannotCapture(f"the step returns a {type(leaf).__name__} with tensors; return them in tuples, lists and "
                                     "dicts", "return")
@@ -653,7 +662,7 @@ class _Body:
 
     def _left(self):
         """Return the tensors that the step leaves in Python."""
-        found = self.result.places = self.places.changed(self.fakes.own)
+        found = self.result.places = self.places.changed()
         before = [t for place in found for t in pytree.tree_leaves(place.before) if isinstance(t, torch.Tensor)]
         if any(map(self.watch.counts, before)):
             raise CannotCapture(COUNTS, "value of a tensor")
@@ -704,9 +713,9 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     given = Given(model, optimizer)
     leaves, spec = forms.flatten((args, kwargs))
     mode = _mode_of([t for _, t in given.params], layouts or {})
-    fakes = _Fakes(given, optimizer, leaves, mode)
-    result = Trace(None, given, fakes.inputs(), fakes.own)
     branches = Branches(branch, calling_line)
+    fakes = _Fakes(given, optimizer, leaves, mode, branches)
+    result = Trace(None, given, fakes.inputs(), fakes.own)
     places, watch = Places(fn, given.modules, leaves), Watch(branches, mode, Codes(), _found(known))
     recorder = Recorder(optimizer, fakes.own, fakes.states)
     recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
@@ -730,6 +739,9 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         watch.restore()
         for t in fakes.own.values():
             t.grad = None
+        for t in fakes.all():
+            if isinstance(t, FakeTensor):
+                shown.hide(t)
         other = _put_gradients(grads)
     other = other or _constant_gradient(result.gm, grads)
     if other is not None:
@@ -744,7 +756,9 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
     result.answers, result.hooks, result.seeded = watch.answers, recorder.hooks, recorder.seeded
-    result.reads = Reads(fn, given.modules, leaves, watch.codes, [*known, *result.places])
+    result.read_of_batch = fakes.read.pop(None)
+    result.reads = Reads(fn, given.modules, leaves, watch.codes, [*known, *result.places], fakes.read)
+    _refuse_held(result.reads, places, fakes.own)
     result.branches, result.branch_lines = tuple(branches.answers), branches.lines
     result.found = result.branches[:branches.n_found]
     return result

@@ -241,10 +241,11 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # most calls of a capture ask this
-        is_paused = self.codes.pause()
+        is_paused, given, self.branches.given = self.codes.pause(), self.branches.given, {}
         try:
             return self._dispatch(func, args, kwargs or {})
         finally:
+            self.branches.given = given
             if is_paused:
                 self.codes.resume()
 
