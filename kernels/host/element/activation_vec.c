@@ -83,8 +83,8 @@ VEC_INLINE void vec_curve(enum lade_activation activation, float limit, const vf
 }
 
 /*
- * The curves of one vector, for the end of a span, out of line: inlined, they are two thirds of what the kernels below
- * take to compile, which is a tenth of all of Lade.
+ * Compute the curves of one vector, at the end of a span. Not inlined: the kernels below would take three times as long
+ * to compile.
  */
 static __attribute__((noinline)) void curve_one(enum lade_activation activation, float limit, const vf *x, vf *y,
                                                 vf *slope)
