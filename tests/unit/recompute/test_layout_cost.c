@@ -134,23 +134,27 @@ static const struct one_layout replicas[] = {
     {"llama dp 64, zero 3", &llama, LAYOUT(.dp = 64, .zero = 3), 512, 4, LADE_RECIPE_FULL},
 };
 
+/* Price a layout and build its program, whose step must take the priced time. */
+static void step_compare(const struct one_layout *one, struct lade_layout_cost *ret_cost,
+                         struct lade_stage_program *ret_program)
+{
+  const struct lade_layout_job job = job_of(one->model, one->batch);
+  struct lade_layout layout;
+  costs_make(one, &job, &layout, ret_cost);
+  assert_int_equal(stage_prove(one, &job, &layout, cluster.usable_device_bytes, ret_program), 0);
+  const double expected = ret_cost->step_ns - ret_cost->skipped_ns, found = (double)ret_program->step_ns;
+  if (fabs(found / expected - 1) > REPLICAS_ERROR)
+    print_error("%s: the program takes %g ms, the layout %g\n", one->name, found / 1e6, expected / 1e6);
+  assert_true(fabs(found / expected - 1) <= REPLICAS_ERROR);
+}
+
 /* Sums over replicas run beside kernels in the program, and so in the layout's price, with shard groups too. */
 static void a_replicas_step_takes_the_time_of_its_program(void **state)
 {
-  for (size_t i = 0; i < LADE_COUNT(replicas); i++) {
-    const struct one_layout *one = &replicas[i];
-    const struct lade_layout_job job = job_of(one->model, one->batch);
-    struct lade_layout layout;
-    struct lade_layout_cost cost;
-    struct lade_stage_program program;
-    costs_make(one, &job, &layout, &cost);
-    assert_int_equal(stage_prove(one, &job, &layout, cluster.usable_device_bytes, &program), 0);
-    const double expected = cost.step_ns - cost.skipped_ns;
-    if (fabs((double)program.step_ns / expected - 1) > REPLICAS_ERROR)
-      print_error("%s: the program takes %g ms, the layout %g\n", one->name, (double)program.step_ns / 1e6,
-                  expected / 1e6);
-    assert_true(fabs((double)program.step_ns / expected - 1) <= REPLICAS_ERROR);
-  }
+  struct lade_layout_cost cost;
+  struct lade_stage_program program;
+  for (size_t i = 0; i < LADE_COUNT(replicas); i++)
+    step_compare(&replicas[i], &cost, &program);
 }
 
 /*
@@ -200,18 +204,9 @@ static const struct one_layout stored[] = {
 static void state_on_drives_costs_what_its_program_does(void **state)
 {
   for (size_t i = 0; i < LADE_COUNT(stored); i++) {
-    const struct one_layout *one = &stored[i];
-    const struct lade_layout_job job = job_of(one->model, one->batch);
-    struct lade_layout layout;
     struct lade_layout_cost cost;
     struct lade_stage_program program;
-    costs_make(one, &job, &layout, &cost);
-    assert_int_equal(stage_prove(one, &job, &layout, cluster.usable_device_bytes, &program), 0);
-    const double expected = cost.step_ns - cost.skipped_ns;
-    if (fabs((double)program.step_ns / expected - 1) > REPLICAS_ERROR)
-      print_error("%s: the program takes %g ms, the layout %g\n", one->name, (double)program.step_ns / 1e6,
-                  expected / 1e6);
-    assert_true(fabs((double)program.step_ns / expected - 1) <= REPLICAS_ERROR);
+    step_compare(&stored[i], &cost, &program);
     assert_true(fabs((double)cost.peak_bytes / (double)program.peak_bytes - 1) <= 0.06);
     assert_true(fabs((double)cost.store_bytes / (double)program.store_bytes - 1) <= 0.06);
     assert_true(fabs((double)cost.host_bytes / (double)program.host_bytes - 1) <= 0.06);
