@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -34,6 +35,7 @@ TRAIN = ["train", "--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq",
 # mpirun's code gives the signal, unless it saw another rank's end first.
 GONE = r"rank {} \(process \d+\) has ended; the other ranks cannot go on without it(; signal 9 \(Killed\) ended it)?"
 AGAIN = r"lade launch: restart 1 of 1, {} ranks?, continues after step (\d+): (\d+) steps and (\d+\.\d) s lost"
+COMPLETE = "lade launch: note: {} was lost after the job's results were written: nothing is missing"
 NEWEST = r"; the newest complete checkpoint is /.+/step-(\d+); continue with:"
 PLACE = (r"((step|in the save after step|in a save before step|between steps, after step|at the end of step) \d+"
          r"(, instruction \d+ \(\w+ .+ over \w+\))?: )?")
@@ -397,6 +399,20 @@ def a_restart_with_no_step_left_reports_it():
             f"a job with nothing left to do ends with {result.returncode}", result.stderr)
 
 
+def a_rank_is_lost_after_the_results():
+    """No other start repeats the results. The moment is one before the rank's end, or right after that."""
+    job = begin(2, "--steps", "2", "--json", launch=["--max-restarts", "1"])
+    job.until("step")
+    ranks = job.ranks()
+    require(select.select([job.process.stdout], [], [], PATIENCE)[0], "a job writes no results")
+    with contextlib.suppress(KeyError, ProcessLookupError):
+        os.kill(ranks[1], signal.SIGKILL)
+    code, out, lines = job.end()
+    require(code == 0 and digests(out)["steps"] == 2, f"a job that is complete ends with {code}", (out, lines))
+    require(lines in ([], [COMPLETE.format("rank 1")], [COMPLETE.format("a rank")]),
+            "a rank's end after the results is not told in one line", lines)
+
+
 def a_restart_leaves_other_runs_alone():
     """Checkpoints in --save from before the job are not the job's: a restart does the same as the first start."""
     once = '[ $OMPI_COMM_WORLD_RANK = 0 ] || [ -e gone ] || { touch gone; kill -9 $$; }; exec "$0" "$@"'
@@ -534,7 +550,8 @@ def killed_once(undisturbed):
     said = [line for line in lines if ": note: " not in line]
     require(out and digests(out) == undisturbed.digests, f"a job of {undisturbed.layout} ends with {code} and other "
             "numbers", (undisturbed.digests, out, lines))
-    if not said:  # it had completed
+    if not said:  # its results were written
+        require(code == 0, f"a job of {undisturbed.layout} that is complete ends with {code}", lines)
         return None
     require(code == 0 and len(said) == 2 and re.search(r"rank \d (\(process \d+\) has )?ended", said[0]) and
             re.fullmatch(AGAIN.format(2), said[1]), "a kill is not reported in one line, and its restart in another", lines)
@@ -578,9 +595,8 @@ with jobs.scratch():
             a_rank_ends_before_the_first_message, ranks_without_a_use_remain, ranks_that_have_not_begun_are_not_lost,
             a_rank_never_comes_to_mpirun_alone, a_rank_without_the_first_speaks, a_job_starts_again,
             jobs_shrink, a_layout_that_lacks_memory_ends_the_job, no_rank_remains, mpirun_is_killed,
-            a_restart_with_no_step_left_reports_it, a_restart_leaves_other_runs_alone, a_restart_takes_its_own_saves,
-            a_code_after_all_ranks_ended_well_is_not_tried_again,
-            kills_of_each_layout)
+            a_restart_with_no_step_left_reports_it, a_rank_is_lost_after_the_results, a_restart_leaves_other_runs_alone,
+            a_restart_takes_its_own_saves, a_code_after_all_ranks_ended_well_is_not_tried_again, kills_of_each_layout)
     if sys.argv[3:] not in ([], ["long"]):
         kills(int(sys.argv[3]))
     else:

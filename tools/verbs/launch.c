@@ -460,6 +460,25 @@ static int silent_end_tell(const struct launch *launch, const struct end *end)
   return end->code;
 }
 
+/* True if signals ended ranks only after the job's results were written, and mpirun passed these on. */
+static bool is_complete(const struct launch *launch, const struct end *end)
+{
+  const struct job_verdict *verdict = &end->verdict;
+  const bool is_by_signal = verdict->n_lost || end->code > 128;
+  return verdict->is_complete && is_by_signal && !verdict->is_own && !end->signal_number && !launch->is_mpirun_stuck;
+}
+
+/* Note the rank that a signal ended after the results were written. Return the job's exit code. */
+static int complete_tell(const struct job_verdict *verdict)
+{
+  char text[128], rank[32] = "a rank";
+  if (verdict->n_lost)
+    snprintf(rank, sizeof(rank), "rank %d", verdict->first_lost);
+  snprintf(text, sizeof(text), "%s was lost after the job's results were written: nothing is missing", rank);
+  message_print("launch: note", text);
+  return LADE_EXIT_DONE;
+}
+
 /*
  * Report the end of a start, by its ranks' messages or the launcher's. @is_again: another start follows. Return the
  * job's exit code.
@@ -472,6 +491,8 @@ static int end_tell(struct launch *launch, const struct end *end, bool is_again)
     return signal_tell(launch, verdict);
   if (verdict->is_own)
     return exit_fail(verdict->verb, verdict->error.code, &verdict->error);
+  if (end->code && is_complete(launch, end))
+    return complete_tell(verdict);
   if (end->signal_number) {
     lade_error_set(&launch->error, -EPIPE, "mpirun was ended by signal %d (%s), and its ranks with it",
                    end->signal_number, strsignal(end->signal_number));
@@ -483,10 +504,10 @@ static int end_tell(struct launch *launch, const struct end *end, bool is_again)
 }
 
 /* True if the start ended because ranks were lost. Of commands without messages: if a rank was killed. */
-static bool is_lost(const struct end *end)
+static bool is_lost(const struct launch *launch, const struct end *end)
 {
   const struct job_verdict *verdict = &end->verdict;
-  if (!end->code || signals_get() || verdict->is_own)
+  if (!end->code || signals_get() || verdict->is_own || is_complete(launch, end))
     return false;
   return end->signal_number || verdict->error.code ||
          (verdict->n_begun ? verdict->n_lost + verdict->n_unbegun > 0 : end->code > 128);
@@ -508,7 +529,7 @@ static struct end end_judge(const struct launch *launch, int state)
     end.code = end.verdict.n_succeeded == launch->n_ranks && !signals_get() ? LADE_EXIT_DONE : LADE_EXIT_FAILED;
   else if (WIFSIGNALED(state))
     end.signal_number = WTERMSIG(state);
-  end.is_lost = is_lost(&end);
+  end.is_lost = is_lost(launch, &end);
   return end;
 }
 
