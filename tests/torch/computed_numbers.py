@@ -409,7 +409,7 @@ def what_a_class_or_a_value_decides_is_refused():
         if name in ("hash()", "pickle", "eq", "ne", "pow", "lt", "gt", "json", "type()"):
             assert fault.op == name, (name, fault)
     fault = refused_use(lambda m, loss: (loss.item() > 0.1, json.dumps({"loss": loss.item()}, indent=1)))
-    assert fault.op == "value of a tensor" and "computed_numbers.py" in fault.line, fault
+    assert fault.op in ("value of a tensor", "json") and "computed_numbers.py" in fault.line, fault  # json's own loop in C since 3.13
 
 
 class Doubled(torch.Tensor):
@@ -567,10 +567,14 @@ def other_uses_are_refused():
             "math.exp": lambda m, loss: m[0].weight.detach() * math.exp(loss.item()), "** 0.5": lambda m, loss: m[0].weight.detach() * loss.item() ** 0.5,
             "torch.full": lambda m, loss: torch.full((2,), loss.item()), "kept": lambda m, loss: kept.append(loss.item()),
             "str()": lambda m, loss: str(loss.item()), "json": lambda m, loss: json.dumps({"loss": loss.item()}),
-            "new_zeros": lambda m, loss: loss.new_zeros((m[0].weight.detach() > 0.2).sum().item(), 2),
             "half": lambda m, loss: loss.detach().bfloat16() * loss.item(), "{loss.item(): 1}": lambda m, loss: {loss.item(): 1},
             "print(loss)": lambda m, loss: print(loss), "%s": lambda m, loss: logging.warning("%s", loss), "%f": lambda m, loss:
             logging.warning("%f", loss.item()), "%.4f": lambda m, loss: logging.warning("%.4f", loss), "caught": caught}
+    sized = lambda m, loss: loss.new_zeros((m[0].weight.detach() > 0.2).sum().item(), 2)  # noqa: E731
+    if torch.__version__.startswith("2.6."):  # its new_zeros() asks each size for a Python number, which decides a branch
+        same("a size of new zeros", sized, 2)
+    else:
+        uses["new_zeros"] = sized
     for name, use in uses.items():
         model = net()
         before = lade.torch.digest(model)

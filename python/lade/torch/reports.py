@@ -23,7 +23,7 @@ def report(planned):
             "given_bytes": sum(s["bytes"] for s in planned.values.storages if s["is_given"]),
             "resident_bytes": sum(values.storages[k]["bytes"] for k in values.at_start()),
             "largest_op_bytes": max((op.need_bytes(values.storages) for op in values.ops), default=0),
-            "is_upper_bound": any(kernels.is_bound(op.node) for op in values.ops),
+            "is_upper_bound": any(kernels.is_bound(values, op.node) for op in values.ops),
             "moved_bytes": info["moved_bytes"], "n_redone": info["n_redone"],
             "n_moves": sum(k == g.PUT for k, _, _ in instrs),
             "n_ops": planned.n_ops, "is_from_disk": planned.is_from_disk, "host_bytes": planned.host_bytes,

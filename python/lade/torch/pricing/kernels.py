@@ -33,14 +33,15 @@ def max_scratch_value(node):
     return SCRATCH_BY_VALUES.get(schema.name) if schema is not None else None
 
 
-def is_bound(node):
-    """True if the scratch of a call is the most that its values may take: a mask counts as true everywhere."""
+def is_bound(values, node):
+    """True if the scratch of a call is the most that its operands may take: a mask counts as true everywhere."""
     if max_scratch_value(node) is not None:
         return True
     if getattr(node.target, "_schema", None) is None or node.target._schema.name not in _MASKED_WRITES:
         return False
-    masks = [index for index in node.args[1] if index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8)]
-    is_filled = node.args[2].meta["val"].numel() == 1  # such a write needs no places
+    places, source = ([values.metas[values.value(arg)] for arg in args if arg is not None] for args in (node.args[1], node.args[2:3]))
+    masks = [place for place in places if place.dtype in (torch.bool, torch.uint8)]
+    is_filled = source[0].numel() == 1  # such a write needs no places
     return bool(masks) and not is_filled and "lade_digest" not in node.meta
 
 
