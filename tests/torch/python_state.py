@@ -294,6 +294,17 @@ def refusals():
         with torch.random.fork_rng():
             return updated(loss_of(x + torch.randn(16), y), optimizer)
 
+    def of_other_dtype(x, y):
+        torch.set_default_dtype(torch.float64)
+        noise = torch.randn(8, 16)
+        torch.set_default_dtype(torch.float32)
+        return updated(loss_of(x + noise.float(), y), optimizer)
+
+    def buffer_wants_gradient(x, y):
+        model.extra.requires_grad_()
+        return updated(F.cross_entropy(model(x) + model.extra, y), optimizer)
+    model.register_buffer("extra", torch.zeros(5))
+
     def data_anew(x, y):
         loss_of(x, y).backward()
         for p in model.parameters():
@@ -303,6 +314,7 @@ def refusals():
         model[0].weight = nn.Parameter(model[0].weight.detach() * 0.5)
         return loss_of(x, y)
     cases = [
+        (of_other_dtype, "default dtype"), (buffer_wants_gradient, "a gradient in the buffer extra"),
         (counted(model, optimizer, places), "places['n']"),
         (lambda x, y: places["nested"]["losses"].append(updated(loss_of(x, y), optimizer)), "len(places['nested']['losses'])"),
         (lambda x, y: places["set"].add(updated(loss_of(x, y), optimizer)), "(set)"),
@@ -442,8 +454,98 @@ def equal_functions_have_their_own_globals():
             same_bits(scaled)
 
 
+def flags_that_a_step_leaves():
+    """Modes of modules, and which parameters are frozen: the next step and the caller find them."""
+    def made(act, n_nets=1):
+        def flagged():
+            nets = [net()[0] for _ in range(n_nets)]
+            model = nn.ModuleList(nets)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+            def train(x, y):
+                return act(nets, optimizer, x, y)
+            return train, model, optimizer, lambda: [torch.tensor([*(m.training for m in model.modules()), *(
+                p.requires_grad for p in model.parameters())])]
+        return flagged
+
+    def toggled(nets, optimizer, x, y):
+        nets[0].train(not nets[0].training)
+        return updated(F.cross_entropy(nets[0](x), y), optimizer)
+
+    def left_in_eval(nets, optimizer, x, y):
+        loss = updated(F.cross_entropy(nets[0](x), y), optimizer)
+        nets[0].eval()
+        return loss
+
+    def frozen(nets, optimizer, x, y):
+        loss = updated(F.cross_entropy(nets[0](x), y), optimizer)
+        nets[0][0].requires_grad_(False)
+        return loss
+
+    def in_turns(nets, optimizer, x, y):
+        nets[1].requires_grad_(True)
+        nets[0].requires_grad_(False)
+        updated(F.cross_entropy(nets[1](nets[0][0:1](x)[:, :16]), y), optimizer)
+        nets[1].requires_grad_(False)
+        nets[0].requires_grad_(True)
+        return updated(F.cross_entropy(nets[1](nets[0][0:1](x)[:, :16]), y), optimizer)
+    for act in (toggled, left_in_eval, frozen, in_turns):
+        same_bits(made(act, 2))
+        same_bits(made(act, 2), audit=False)
+
+
+def hooks_of_parameters_reach_optimizers():
+    """A dict from parameters to their optimizers, which a hook steps as soon as a gradient is there."""
+    def backward_updates():
+        model = net()[0]
+        own = {p: torch.optim.AdamW([p], lr=1e-2) for p in model.parameters()}
+
+        def hook(p):
+            own[p].step()
+            own[p].zero_grad()
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(hook)
+
+        def train(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss.detach()
+        return train, model, list(own.values()), lambda: []
+    same_bits(backward_updates)
+    model, optimizer = net()
+    count = [0]
+
+    def counted(grad):
+        count[0] += 1
+        return grad / count[0]
+    model[0].weight.register_hook(counted)
+    step = lade.torch.step(lambda x, y: updated(F.cross_entropy(model(x), y), optimizer), model, optimizer, "100%", audit=False)
+    refused(lade.CannotCapture, lambda: step(*batches()[0]), "count[0]")
+
+
+def views_of_parameters_are_returned():
+    """Also by a plan whose parameters live on the host between steps: those stay, and hold their bytes."""
+    def viewed():
+        model, optimizer = net()
+
+        def train(x, y):
+            loss = updated(F.cross_entropy(model(x), y), optimizer)
+            return torch.stack([loss, model[0].weight.detach()[1, 1]]), model[0].weight.detach().T
+        return train, model, optimizer
+    for budget, host in (("100%", None), ("min", "64MiB")):
+        wanted, found = [], []
+        for is_captured, seen in ((False, wanted), (True, found)):
+            torch.manual_seed(0)
+            train, model, optimizer = viewed()
+            step = lade.torch.step(train, model, optimizer, budget, host=host, audit=False) if is_captured else train
+            torch.manual_seed(SEED)
+            seen += [[(t.tolist(), t.requires_grad) for t in step(*one)] for one in batches()]
+        assert found == wanted, (budget, found, wanted)
+
+
 for case in (code_is_noted_in_each_capture, code_of_other_threads_is_not_noted, equal_functions_have_their_own_globals, tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
              hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments,
-             caches_without_tensors_are_kept, refusals):
+             caches_without_tensors_are_kept, flags_that_a_step_leaves, hooks_of_parameters_reach_optimizers,
+             views_of_parameters_are_returned, refusals):
     case()
     print(case.__name__, flush=True)

@@ -12,6 +12,7 @@ import torch
 from ..errors import CannotCapture, DoesNotFit, Error
 from . import difference, forms, generators, optimizers
 from .digests import bits
+from .tracing import flags
 from .tracing.branches import Otherwise
 
 
@@ -150,6 +151,7 @@ class Audit:
         leaves, form = forms.flatten(before.arguments)
         found["containers of the arguments"] = repr(form)
         found.update((f"argument {i} after the step", _value(leaf)) for i, leaf in enumerate(leaves))
+        found.update((f"{name} {i}", getattr(thing, name)) for i, (thing, name, _) in enumerate(ready.planned.trace.flags))
         names = "generator", "Python's generator", "NumPy's generator"
         found.update(zip(names, map(pickle.dumps, generators.states_of_step(step.device))))
         return found
@@ -204,6 +206,7 @@ class Snapshot:
         self.places = [(place, place.get(), [(t, _once(t).clone()) for t in place.tensors()])
                        for place in ready.planned.trace.places]
         self.hooks = ready.planned.trace.hooks
+        self.flags = [(thing, name, getattr(thing, name)) for thing, name, _ in ready.planned.trace.flags]
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
         self.generators = generators.states_of_step(step.device)
 
@@ -222,6 +225,7 @@ class Snapshot:
         for own, hooks in self.hooks:
             for key in hooks:
                 own.pop(key, None)
+        flags.put(self.flags)
         for param, grad in self.grads:
             param.grad = grad
         for optimizer, held in self.inner:

@@ -180,12 +180,14 @@ class Planned:
             self.floor_bytes = self.graph.bounds()[1]
 
     def _unparkable(self):
-        """Return the storages of parameters and state that stay on the device: their class has no parked one (parked.py).
+        """Return the storages of parameters and state that stay on the device: their class has no parked one (parked.py),
+        or the step returns a view of them.
 
         State that does not exist yet is taken to be of its parameter's kind.
         """
         state = self.trace.given.optimizer.state if self.trace.given.optimizer else {}
-        found = set()
+        own = {(node, None) for node in self.values.inputs}
+        found = {self.values.storage(value) for value in self.values.results() if value not in own}
         for node, (kind, _, where, _) in zip(self.values.inputs, self.trace.inputs):
             tensor = where if kind == "param" else state.get(where[0], {}).get(where[1], where[0]) if kind == "state" else None
             if tensor is not None and not parked.can_park(tensor):

@@ -29,7 +29,7 @@ from .planned import Planned, Tiers
 from .plans import PLANS_MAX, Plans
 from .pricing.prices import Pricer, Relayout
 from .running.runtime import Runtime
-from .tracing import arguments
+from .tracing import arguments, flags
 from .tracing.fakes import attributes_key
 from .tracing.numbers import Deferred
 from .tracing.places import refuse_change
@@ -404,6 +404,7 @@ class Step:
             place.put_results(made)
         for change in captured.changes:
             change.put(bound, leaves, made)
+        flags.put(captured.flags)
         for own, hooks in captured.hooks:
             own.update(hooks)
 
@@ -512,7 +513,7 @@ class _Clock:
 
 def _returned(captured, results):
     """Return the result of the user's function, made of a step's @results."""
-    made = iter(results[:captured.n_out])
+    made = (t.detach() if t.requires_grad else t for t in results[:captured.n_out])  # views of parameters
     leaves = [next(made) if leaf is torch.Tensor else leaf.value(made) if isinstance(leaf, Deferred) else leaf
               for leaf in captured.out_leaves]
     return pytree.tree_unflatten(leaves, captured.out_spec)

@@ -205,6 +205,7 @@ class Places:
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and not isinstance(tensor, FakeTensor):
                 self._hold(f"{kind}{key}.", vars(tensor))  # attributes that the user gave it
+                self._queue += [(f"a hook of {kind}{key}", hook) for hook in hooks_of(tensor)]
         self._queue += [(kind + key, own[key]) for key in own if key.endswith("_hooks") and own[key]]
         self._queue += [(type(other).__name__, other) for other in module._modules.values() if other is not None]
         forward = getattr(type(module), "forward", None)
@@ -420,6 +421,11 @@ def _codes(code):
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
+
+
+def hooks_of(tensor):
+    """Return the hooks of a parameter."""
+    return [*(tensor._backward_hooks or {}).values(), *(tensor._post_accumulate_grad_hooks or {}).values()]
 
 
 def keeps_fakes(thing):

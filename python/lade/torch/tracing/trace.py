@@ -25,9 +25,10 @@ from . import conversions, fakes as shown, numbers, patches
 from .. import forms, optimizers
 from .arguments import Arguments
 from .branches import Asked, Branches
+from .flags import Flags
 from .layouts import Mode
 from .numbers import ComputedNumber
-from .places import Found, Places, keeps_fakes
+from .places import Found, Places, hooks_of, keeps_fakes
 from .reads import Codes, Reads
 from .watch import COUNTS, NESTED, SPARSE, Watch
 
@@ -88,7 +89,7 @@ class Given:
         state = self.optimizer.state if self.optimizer else {}
         return (tuple(module.training for _, module in self.modules),
                 tuple((p.requires_grad, p.grad is None, p.dtype, p.shape, p.device) for _, p in self.params),
-                tuple((t.dtype, t.shape, t.device) for _, t in self.buffers),
+                tuple((t.requires_grad, t.dtype, t.shape, t.device) for _, t in self.buffers),
                 tuple(tuple((key, getattr(value, "dtype", None)) for key, value in state.get(p, {}).items())
                       for p in self.opt_params),
                 tuple(len(group["params"]) for group in self.optimizer.param_groups) if self.optimizer else (),
@@ -212,6 +213,7 @@ class Trace:
         self.gm, self.given, self.inputs, self.fakes = gm, given, inputs, fakes
         self.out_spec, self.out_leaves, self.grads, self.late = None, [], [], []
         self.places = []  # where the step leaves tensors in Python
+        self.flags = []  # which the step leaves other than before (flags.py)
         self.changes = []  # of the containers among its arguments
         self.is_cut = False  # True if the graph ends at a question about a computed value
         self.tensors = None  # of a part that runs within its capture: the given tensors, in the order of the inputs
@@ -378,10 +380,6 @@ def _restore(held_dicts, flat):
             own.update(old)
     for module, weights in flat:
         module._flat_weights = weights
-
-
-def _hooks_of(param):
-    return [*(param._backward_hooks or {}).values(), *(param._post_accumulate_grad_hooks or {}).values()]
 
 
 def _copy_hooks(param, fake):
@@ -592,11 +590,12 @@ class _Body:
 
     def __call__(self, *_flat):
         argued, storages, made = self._prepare(), self._storages(), []
+        flags = Flags(self.given, self.fakes.own)
         args, kwargs = self.spec.unflatten(self.fakes.batch, made)
         self.arguments = Arguments(args, kwargs, made, self.argued)
         try:
             self.places.exchange(self.fakes.own)
-            hooks = [hook for _, t in self.given.params for hook in _hooks_of(t)]
+            hooks = [hook for _, t in self.given.params for hook in hooks_of(t)]
             with conversions.replacing(self.fn, *hooks), self.watch.branches.serving(self.fakes.own), self.watch, self.watch.codes:
                 out = self.fn(*args, **kwargs)
         except Asked:
@@ -607,6 +606,7 @@ class _Body:
         if self.watch.branches.refusal is not None:
             raise self.watch.branches.refusal
         self._refuse_data(argued, storages)
+        self.result.flags = flags.changed()
         tensors = [*self._returned(out), *self._left()]
         self.result.n_tensors = len(tensors)
         return [t.detach() if isinstance(t, FakeTensor) else t for t in (*tensors, *self._grads())]
