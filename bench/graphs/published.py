@@ -10,9 +10,10 @@ Rematerialization for Neural Networks", ICML 2023). Its "(MLSys)" files are the 
 al., MLSys 2020): sizes and profiled times of VGG16, VGG19, MobileNet, ResNet-50, FCN-8, SegNet and a VGG U-Net, with
 one backward node a forward node. The random_layered files are synthetic. Each becomes one JSON graph in DIR: a node is
 an op that makes one storage. Parameters are not in them. Costs are microseconds, or flops where the paper had no
-profile (fcn_8_vgg); the times of VGG16 and U-Net are dispatch times of a profiler, so their ratios are not those of GPU times. Ops
-stand in the order of node numbers (--order ids), which is topological for the training graphs; `generations` is the
-order of networkx.topological_sort, which the Moccasin experiments use, and random_layered files state their own.
+profile (fcn_8_vgg), of which one counts as one ns; the times of VGG16 and U-Net are dispatch times of a profiler, so
+their ratios are not those of GPU times. Ops stand in the order of node numbers (--order ids), which is topological for
+the training graphs; `generations` is the order of networkx.topological_sort, which the Moccasin experiments use, and
+random_layered files state their own.
 
 --table prints results that the authors of MONeT published (README of github.com/utsaslab/MONeT, commit 98a5c7d; Shah et
 al., ICLR 2021): 24 hours of Gurobi, measured on a GPU of 16 GB. MONeT also chooses among implementations of ops, so
@@ -57,6 +58,7 @@ def generations(n, links):
 
 def convert(path, order_name):
     """Return the graph of a node-link file."""
+    ns = 1 if os.path.basename(path).startswith("fcn_8_vgg") else 1000  # of a cost
     with open(path, encoding="utf-8") as file:
         text = json.load(file)
     nodes = text["nodes"]
@@ -72,7 +74,7 @@ def convert(path, order_name):
         name = str(field["name"])
         step.part = "backward" if field.get("backward") else "forward"
         storages[node] = step.storage(f"{name}.out", field.get("cost_ram", field.get("out_cost")))
-        step.op(name, sources, [storages[node]], 1000 * field.get("cost_cpu", field.get("duration")))
+        step.op(name, sources, [storages[node]], ns * field.get("cost_cpu", field.get("duration")))
     step.kept.append(storages[order[-1]])  # every op runs anyway; a result that is made last occupies nothing before
     return step
 

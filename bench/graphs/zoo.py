@@ -183,7 +183,92 @@ def uvit(net, size, layers):
     net.loss(net.conv("head", x, 64, 1))
 
 
+def dense_layers(net, name, x, n, growth):
+    """Concatenate @n convolutions with all that is before them."""
+    for i in range(n):
+        y = net.relu(f"{name}.{i}.relu", net.norm(f"{name}.{i}.bn", x))
+        x = net.concat(f"{name}.{i}.cat", [x, net.conv(f"{name}.{i}.conv", y, growth, 3)])
+    return x
+
+
+def fcdensenet(net, size, layers):
+    """A U-Net of dense blocks (Jegou et al. 2017)."""
+    depth, skips = layers or 4, []
+    x = block(net, "stem", net.input(3, *size), 48, 3)
+    for level in range(depth):
+        x = dense_layers(net, f"d{level}", x, 4, 16)
+        skips.append(x)
+        y = net.relu(f"td{level}.r", net.norm(f"td{level}.n", x))
+        x = net.maxpool(f"pool{level}", net.conv(f"td{level}", y, x.channels, 1), 2, 2)
+    x = dense_layers(net, "bottom", x, 4, 16)
+    for level in reversed(range(depth)):
+        skip = skips[level]
+        up = net.resample(f"up{level}", net.conv(f"tu{level}", x, 64, 1), skip.height, skip.width)
+        x = dense_layers(net, f"u{level}", net.concat(f"cat{level}", [skip, up]), 4, 16)
+    net.loss(net.conv("head", x, 11, 1))
+
+
+def pyramid(net, levels, channels, convs):
+    """Sums from the top level down, and two heads on each level (Lin et al. 2017)."""
+    sums = [net.conv(f"lat{i}", x, channels, 1) for i, x in enumerate(levels)]
+    for i in reversed(range(len(sums) - 1)):
+        up = net.resample(f"tdup{i}", sums[i + 1], sums[i].height, sums[i].width)
+        sums[i] = net.add(f"td{i}", sums[i], up)
+    parts = []
+    for i, total in enumerate(sums):
+        a = b = net.conv(f"p{i}", total, channels, 3)
+        for j in range(convs):
+            a = net.relu(f"cls{i}.{j}.r", net.conv(f"cls{i}.{j}", a, channels, 3))
+            b = net.relu(f"box{i}.{j}.r", net.conv(f"box{i}.{j}", b, channels, 3))
+        part = net.concat(f"o{i}", [net.conv(f"cls{i}", a, 20, 1), net.conv(f"box{i}", b, 4, 1)])
+        parts.append(net.resample(f"os{i}", part, parts[0].height, parts[0].width) if i else part)
+    net.loss(net.concat("all", parts))
+
+
+def retinanet(net, size, _):
+    """ResNet-18, whose last three stages feed a pyramid."""
+    x, levels = net.maxpool("pool", block(net, "stem", net.input(3, *size), 64, 7, 2), 3, 2, 1), []
+    for stage, width in enumerate((64, 128, 256, 512)):
+        for i in range(2):
+            name, stride = f"s{stage}.{i}", 2 if stage and not i else 1
+            y = block(net, f"{name}.b", block(net, f"{name}.a", x, width, 3, stride), width, 3, has_relu=False)
+            if stride != 1 or x.channels != width:
+                x = block(net, f"{name}.skip", x, width, 1, stride, has_relu=False)
+            x = net.relu(f"{name}.r", net.add(f"{name}.add", y, x))
+        if stage:
+            levels.append(x)
+    pyramid(net, levels, 128, 2)
+
+
+def residual_convs(net, name, x, n, channels):
+    """@n convolutions of 5x5 with a sum over them."""
+    y = x
+    for i in range(n):
+        y = block(net, f"{name}.{i}", y, channels, 5, has_relu=i < n - 1)
+    if x.channels != channels:
+        x = net.conv(f"{name}.fit", x, channels, 1)
+    return net.relu(f"{name}.r", net.add(f"{name}.add", x, y))
+
+
+def vnet(net, size, _):
+    """A U-Net whose levels are residual (Milletari et al. 2016), on images."""
+    counts, skips = (1, 2, 3, 3), []
+    x = net.conv("stem", net.input(1, *size), 16, 5)
+    for level, n in enumerate(counts):
+        x = residual_convs(net, f"d{level}", x, n, x.channels)
+        skips.append(x)
+        x = block(net, f"down{level}", x, x.channels * 2, 2, 2, padding=0)
+    x = residual_convs(net, "bottom", x, 3, x.channels)
+    for level in reversed(range(len(counts))):
+        skip = skips[level]
+        up = block(net, f"up{level}", net.resample(f"ups{level}", x, skip.height, skip.width), skip.channels, 1)
+        x = residual_convs(net, f"u{level}", net.concat(f"cat{level}", [skip, up]), counts[level], 2 * skip.channels)
+    net.loss(net.conv("head", x, 2, 1))
+
+
 ZOO = {  # name: builder, batch, size
     "fcn8": (fcn8, 24, (416, 608)), "segnet": (segnet, 12, (416, 608)), "unetpp": (unetpp, 12, (256, 256)),
     "efficientnet": (efficientnet, 192, (224, 224)), "hrnet": (hrnet, 16, (384, 384)),
-    "translator": (translator, 64, (256, 1)), "uvit": (uvit, 64, (256, 1))}
+    "translator": (translator, 64, (256, 1)), "uvit": (uvit, 64, (256, 1)),
+    "fcdensenet": (fcdensenet, 8, (224, 224)), "retinanet": (retinanet, 16, (320, 320)),
+    "vnet": (vnet, 16, (256, 256))}

@@ -161,6 +161,53 @@ void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw)
   remat_turn_resume(schedule, turn);
 }
 
+/* True if @turn makes @value again, and one of the @makers is its first. */
+static bool is_of_row(const struct remat_schedule *schedule, int turn, int value, struct remat_span makers)
+{
+  const int birth = schedule->problem->values[value].birth;
+  return birth >= makers.from && birth <= makers.to && remat_is_redone_at(schedule, value, turn);
+}
+
+int remat_row_use(const struct remat_schedule *schedule, int turn, struct remat_span makers)
+{
+  const struct remat_turn *t = &schedule->turns[turn];
+  int use = INT32_MAX;
+  for (int i = 0; i < t->starts.n; i++)
+    if (is_of_row(schedule, turn, t->starts.items[i], makers))
+      use = LADE_MIN(use, remat_touch_from(schedule, t->starts.items[i], turn + 1));
+  return use;
+}
+
+/* Hold @value, if it is of the row of @turn, from behind turn @at on, or from its last touch. Nothing follows yet. */
+static bool row_value_advance(struct remat_schedule *schedule, int turn, int at, int value, struct remat_span makers)
+{
+  if (!is_of_row(schedule, turn, value, makers))
+    return false;
+  remat_hold_unsettled(schedule, value, LADE_MAX(at, remat_touch_before(schedule, value, turn)) + 1, turn);
+  return true;
+}
+
+bool remat_row_shift(struct remat_schedule *schedule, int turn, int at, struct remat_span makers)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_turn *t = &schedule->turns[turn];
+  const int n_in = at < turn && turn < problem->n_ops ? problem->ops[turn].n_in : 0;
+  bool is_changed = false;
+  for (int i = t->starts.n - 1; i >= 0; i--) { /* a change takes the value off the list */
+    const int value = t->starts.items[i];
+    if (at < turn)
+      is_changed |= row_value_advance(schedule, turn, at, value, makers);
+    else if (is_of_row(schedule, turn, value, makers)) {
+      remat_release_unsettled(schedule, value, turn + 1, at);
+      is_changed = true;
+    }
+  }
+  for (int i = 0; i < n_in; i++)
+    is_changed |= row_value_advance(schedule, turn, at, problem->edges[problem->ops[turn].first_in + i].value, makers);
+  remat_settle(schedule);
+  return is_changed;
+}
+
 /* ---- the heap ---- */
 
 static void heap_down(struct descent *descent, int at)

@@ -47,6 +47,19 @@ double remat_release_cheaper(struct remat_schedule *schedule, int value, int bou
  */
 void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw);
 
+/*
+ * Return the first turn behind @turn that uses a value which @turn makes again and holds, of the @makers alone;
+ * INT32_MAX: it holds none.
+ */
+int remat_row_use(const struct remat_schedule *schedule, int turn, struct remat_span makers);
+
+/*
+ * Let turn @at make again the values that @turn makes again and holds, of the @makers alone. Where @at is before @turn,
+ * the operands of its op go with them, and a value is held from its last touch before @turn if that is behind @at. pre:
+ * @at is not @turn, and not behind remat_row_use. Return false if nothing changed.
+ */
+bool remat_row_shift(struct remat_schedule *schedule, int turn, int at, struct remat_span makers);
+
 /* True if @value is made again, or got back, at @turn, and could be held before it. */
 static inline bool remat_is_redone_at(const struct remat_schedule *schedule, int value, int turn)
 {

@@ -150,10 +150,24 @@ static bool change_make(struct bench_schedule *bench)
   return true;
 }
 
-/* Hold the values that the redos of a drawn turn make, each until its next redo. */
+/* Let a drawn turn up to the first use of the row of @turn make a part of the row again. */
+static void row_shift_change(struct bench_schedule *bench, int turn)
+{
+  const struct remat_span makers = {random_draw_below(&bench->draw, turn + 1) - 1, bench->problem.n_ops};
+  const int use = remat_row_use(&bench->schedule, turn, makers);
+  const int at = random_draw_below(&bench->draw, (use == INT32_MAX ? turn : use) + 1);
+  if (at != turn)
+    remat_row_shift(&bench->schedule, turn, at, makers);
+}
+
+/* Hold the values that the redos of a drawn turn make, each until its next redo, or let another turn make them. */
 static void row_change(struct bench_schedule *bench)
 {
   const int turn = random_draw_below(&bench->draw, bench->problem.n_ops + 1);
+  if (random_draw_below(&bench->draw, 2)) {
+    row_shift_change(bench, turn);
+    return;
+  }
   remat_row_hold(&bench->schedule, turn, random_draw_below(&bench->draw, 2) ? REMAT_DRAW_NONE : bench->draw.state);
 }
 
@@ -568,6 +582,68 @@ static void the_work_of_a_turn_is_the_edges_of_its_ops(void **state)
   assert_true(n_redos > GRAPHS);
 }
 
+/* True if @turn makes all @values of a row again, and they are held from there up to @use at least. */
+static bool row_is_made_at(const struct remat_schedule *schedule, const int32_t *values, int n, int turn, int use)
+{
+  for (int i = 0; i < n; i++) {
+    if (!remat_is_redone_at(schedule, values[i], turn) || !remat_is_held(schedule, values[i], turn + 1))
+      return false;
+    for (int boundary = turn + 1; boundary <= use; boundary++)
+      if (!remat_is_held(schedule, values[i], boundary))
+        return false;
+  }
+  return true;
+}
+
+/*
+ * Let the first use of the row of @turn make it again, and then @turn, as before. Return true if all is back. It is not
+ * where @turn has no row, where the use needs a value for its redos alone, or where the redos need what is gone.
+ */
+static bool row_moves_there_and_back(struct bench_schedule *bench, int turn)
+{
+  struct remat_schedule *schedule = &bench->schedule;
+  const struct remat_span all = {-1, bench->problem.n_ops};
+  const struct remat_turn *t = &schedule->turns[turn];
+  const int use = remat_row_use(schedule, turn, all);
+  int32_t values[64];
+  int n = 0;
+  for (int i = 0; i < t->starts.n && n < 64; i++)
+    if (remat_is_redone_at(schedule, t->starts.items[i], turn))
+      values[n++] = t->starts.items[i];
+  assert_int_equal(n > 0, use != INT32_MAX);
+  if (!n)
+    return false;
+  assert_true(row_is_made_at(schedule, values, n, turn, use));
+  assert_true(remat_row_shift(schedule, turn, use, all));
+  if (schedule->is_broken)
+    return false;
+  assert_true(remat_schedule_is_valid(schedule));
+  for (int i = 0; i < n; i++)
+    assert_true(remat_is_redone_at(schedule, values[i], use) && !remat_is_held(schedule, values[i], turn + 1));
+  if (!remat_row_shift(schedule, use, turn, all) || schedule->is_broken)
+    return false;
+  assert_true(remat_schedule_is_valid(schedule));
+  return row_is_made_at(schedule, values, n, turn, use);
+}
+
+static void a_row_of_redos_moves_to_its_first_use_and_back_at_once(void **state)
+{
+  int n_moved = 0;
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    struct bench_schedule bench;
+    bench_open(&bench, seed);
+    const struct remat_descent_params params = {.deadline_ns = INT64_MAX, .effort = 1};
+    assert_true(remat_descend(&bench.schedule, &params) >= 0);
+    for (int turn = 0; turn <= bench.problem.n_ops; turn++) {
+      n_moved += row_moves_there_and_back(&bench, turn);
+      remat_rollback(&bench.schedule);
+      assert_true(remat_schedule_is_valid(&bench.schedule));
+    }
+    bench_close(&bench);
+  }
+  assert_true(n_moved > 100);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -582,6 +658,7 @@ int main(void)
       cmocka_unit_test(a_recombination_without_memory_leaves_the_schedule),
       cmocka_unit_test(spans_are_found_as_one_by_one),
       cmocka_unit_test(the_work_of_a_turn_is_the_edges_of_its_ops),
+      cmocka_unit_test(a_row_of_redos_moves_to_its_first_use_and_back_at_once),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,8 @@
  *   replace   let a value go, and keep those of its inputs that would be missing where it is made again
  *   hold      keep a value that a turn makes again, from the turn before that touches it
  *   shift     make a value again earlier, in a turn that has the inputs at hand, and hold it from there
+ *   row       let another turn make again the values that one turn makes again and holds, all or those of the makers up
+ *             to or from a drawn one; only within an exchange
  *   segment   release the values of some ops in a row up to the first use of one of them, so that one turn makes them
  *             again
  *   exchange  hold one value or all that a turn makes again, then release others in the fullest turns until it fits;
@@ -313,6 +315,27 @@ static bool move_hold_row(struct remat_state *search)
   return true;
 }
 
+/*
+ * Draw a turn that makes values again, and let another turn make them: one before it, behind the last touch of a drawn
+ * value, or one up to the first use of any of them. Single shifts of a long chain each take its inputs' time or bytes.
+ */
+static bool move_shift_row(struct remat_state *search)
+{
+  struct remat_schedule *schedule = &search->schedule;
+  int turn, value;
+  if (!redo_draw(search, &turn, &value))
+    return false;
+  const int birth = search->problem->values[value].birth, kind = remat_random_below(search, 4);
+  const struct remat_span makers = {kind == 0 ? birth : -1, kind == 1 ? birth : search->problem->n_ops};
+  bool is_later = remat_random_below(search, 2);
+  const int before = remat_touch_before(schedule, value, turn), use = remat_row_use(schedule, turn, makers);
+  if (is_later)
+    return use != INT32_MAX &&
+           remat_row_shift(schedule, turn, turn + 1 + remat_random_below(search, use - turn), makers);
+  return turn - before > 1 &&
+         remat_row_shift(schedule, turn, before + 1 + remat_random_below(search, turn - before - 1), makers);
+}
+
 /* Return the energy without the waits for transfers, which take long to find. */
 static double energy_untimed(const struct remat_state *search)
 {
@@ -351,10 +374,13 @@ static void exchange_release(struct remat_state *search, double start, bool is_j
 
 static bool move_exchange(struct remat_state *search)
 {
-  const int kind = remat_random_below(search, 8);
+  const int kind = remat_random_below(search, 16);
   bool is_judged = remat_random_below(search, EXCHANGES_PER_UNJUDGED) != 0;
   const double start = energy_untimed(search);
-  if (!(kind == 0 ? move_hold_row(search) : kind <= 2 ? move_shift(search) : move_hold(search)))
+  if (!(kind < 2    ? move_hold_row(search)
+        : kind == 2 ? move_shift_row(search)
+        : kind < 6  ? move_shift(search)
+                    : move_hold(search)))
     return false;
   for (int i = 0; i < EXCHANGE_RELEASES && remat_is_sound(search) && remat_over(&search->schedule) > 0; i++) {
     exchange_release(search, start, is_judged);
