@@ -11,8 +11,8 @@
  *
  * The first pass warms up (pages, caches of primitives, frequency). The result is the mean of the others without each
  * op's worst. It is not the median. A step is long enough to meet the machine's other work, and its prediction should
- * include a share of that. Ops of which one pass takes a second are run in three passes too, as long as those take
- * three seconds, because one busy moment may double the time of a single pass. If a model's distinct ops together
+ * include a share of that. Ops of which one pass takes a second are run in four passes too, or as many as three
+ * seconds have room for, because one busy moment may double the time of a single pass. If a model's distinct ops together
  * exceed the memory limit, they are measured in groups of consecutive ops. An op that is too large, or predicted to
  * take too long, keeps its roofline, as does every op after the time limit. A plan for such a model on such a machine
  * is hypothetical anyway.
@@ -37,7 +37,7 @@
 #define LONG_LIMIT_NS INT64_C(3000000000)  /* the first N_PASSES_MIN end before it */
 #define TOTAL_LIMIT_NS INT64_C(10000000000)
 #define N_PASSES 10 /* the first is a warm-up */
-#define N_PASSES_MIN 3
+#define N_PASSES_MIN 4
 #define ALIGN 4096  /* of a tensor: a page */
 
 struct op_probe {
@@ -192,7 +192,7 @@ static int64_t op_run(const struct op_probe *probe, const struct op_group *group
   return lade_now_ns() - start_ns;
 }
 
-/* Return the mean without the largest, if there are several. */
+/* Return the mean without the largest, if there are more than two. */
 static int64_t typical_ns(const int64_t *values, int n)
 {
   int64_t sum = 0, largest = 0;
@@ -200,7 +200,7 @@ static int64_t typical_ns(const int64_t *values, int n)
     sum += values[i];
     largest = LADE_MAX(largest, values[i]);
   }
-  return n > 1 ? (sum - largest) / (n - 1) : sum;
+  return n > 2 ? (sum - largest) / (n - 1) : sum / n;
 }
 
 /* True if @n passes of a group, which began at @start_ns, are to be followed by another one. */
