@@ -11,8 +11,8 @@
  *
  * The first pass warms up (pages, caches of primitives, frequency). The result is the mean of the others without each
  * op's worst. It is not the median. A step is long enough to meet the machine's other work, and its prediction should
- * include a share of that. Ops of which one pass takes a second are run in four passes too, or as many as three
- * seconds have room for, because one busy moment may double the time of a single pass. If a model's distinct ops together
+ * include a share of that. Ops of which one pass takes a second are run in four passes too, or as many as three seconds
+ * have room for, because one busy moment may double the time of a single pass. If a model's distinct ops together
  * exceed the memory limit, they are measured in groups of consecutive ops. An op that is too large, or predicted to
  * take too long, keeps its roofline, as does every op after the time limit. A plan for such a model on such a machine
  * is hypothetical anyway.
