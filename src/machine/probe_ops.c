@@ -11,9 +11,11 @@
  *
  * The first pass warms up (pages, caches of primitives, frequency). The result is the mean of the others without each
  * op's worst. It is not the median. A step is long enough to meet the machine's other work, and its prediction should
- * include a share of that. If a model's distinct ops together exceed the memory limit, they are measured in groups of
- * consecutive ops. An op that is too large, or predicted to take too long, keeps its roofline, as does every op after
- * the time limit. A plan for such a model on such a machine is hypothetical anyway.
+ * include a share of that. Ops of which one pass takes a second are run in four passes too, or as many as three seconds
+ * have room for, because one busy moment may double the time of a single pass. If a model's distinct ops together
+ * exceed the memory limit, they are measured in groups of consecutive ops. An op that is too large, or predicted to
+ * take too long, keeps its roofline, as does every op after the time limit. A plan for such a model on such a machine
+ * is hypothetical anyway.
  *
  * Values: no kernel's time depends on them, except that denormal and non-finite numbers can be slow. Activations are of
  * the order of 1, gradients and weights of 0.02, statistics positive, tokens random.
@@ -31,9 +33,11 @@
 #define MAX_GROUP_BYTES (UINT64_C(1) << 30)     /* of ops that are measured together on a host */
 #define MAX_GPU_GROUP_BYTES (UINT64_C(4) << 30) /* a head that keeps its logits has some GB */
 #define OP_LIMIT_NS INT64_C(1000000000)    /* predicted; longer ops are not run */
-#define PASS_LIMIT_NS INT64_C(1000000000)  /* a longer first pass is used as the result */
+#define PASS_LIMIT_NS INT64_C(1000000000)  /* passes beyond N_PASSES_MIN begin before it */
+#define LONG_LIMIT_NS INT64_C(3000000000)  /* the first N_PASSES_MIN end before it */
 #define TOTAL_LIMIT_NS INT64_C(10000000000)
 #define N_PASSES 10 /* the first is a warm-up */
+#define N_PASSES_MIN 4
 #define ALIGN 4096  /* of a tensor: a page */
 
 struct op_probe {
@@ -48,6 +52,7 @@ struct op_probe {
   const int *ops, *last_op;
   int n_ops;
   uint64_t limit_bytes, *place;
+  int64_t start_ns; /* of all groups */
 };
 
 /* One group: ops that are measured together. */
@@ -198,6 +203,17 @@ static int64_t typical_ns(const int64_t *values, int n)
   return n > 2 ? (sum - largest) / (n - 1) : sum / n;
 }
 
+/* True if @n passes of a group, which began at @start_ns, are to be followed by another one. */
+static bool pass_is_due(const struct op_probe *probe, int n, int64_t start_ns)
+{
+  const int64_t ns = lade_now_ns() - start_ns;
+  if (n == 0)
+    return true;
+  if (n < N_PASSES_MIN && start_ns - probe->start_ns < TOTAL_LIMIT_NS / 2) /* later groups get their pass too */
+    return ns / n * (n + 1) < LONG_LIMIT_NS;
+  return n < N_PASSES && ns < PASS_LIMIT_NS;
+}
+
 static int group_time(const struct op_probe *probe, const struct op_group *group, struct lade_cost *cost)
 {
   int64_t (*ns)[N_PASSES] = calloc((size_t)group->n_ops, sizeof(*ns));
@@ -205,7 +221,7 @@ static int group_time(const struct op_probe *probe, const struct op_group *group
     return -ENOMEM;
   int64_t start_ns = lade_now_ns();
   int n_passes = 0, rc = 0;
-  while (n_passes < N_PASSES && (n_passes == 0 || lade_now_ns() - start_ns < PASS_LIMIT_NS)) {
+  while (pass_is_due(probe, n_passes, start_ns)) {
     for (int n = 0; n < group->n_ops; n++)
       ns[n][n_passes] = op_run(probe, group, group->ops[n]);
     n_passes++;
@@ -264,8 +280,8 @@ int probe_ops_find(const struct lade_model_graph *graph, const struct lade_cost 
 /* Measure the probe's ops in groups that fit its limit. */
 static int groups_measure(struct op_probe *probe, struct lade_cost *cost)
 {
-  int64_t start_ns = lade_now_ns();
-  for (int first = 0, end; first < probe->n_ops && lade_now_ns() - start_ns < TOTAL_LIMIT_NS; first = end) {
+  probe->start_ns = lade_now_ns();
+  for (int first = 0, end; first < probe->n_ops && lade_now_ns() - probe->start_ns < TOTAL_LIMIT_NS; first = end) {
     struct op_group group = {.ops = probe->ops + first, .place = probe->place, .last_op = probe->last_op};
     memset(probe->place, 0, (size_t)probe->graph->n_tensors * sizeof(*probe->place));
     for (end = first; end < probe->n_ops; end++) {

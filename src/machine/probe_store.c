@@ -4,9 +4,10 @@
  *
  * The probe opens a store of its own in the run's directory, in the way the run will. A sealed and verified transfer
  * costs checksums, and the rate includes them. Writes, reads and mixes of both (a quarter, a half and three quarters of
- * them reads) are 2 MiB transfers with several in flight. Each series takes a tenth of a second and at least one pass
- * over the extent. If a pass takes longer than that, the outer two mixes are skipped, because two more passes would
- * take the tuner's time.
+ * them reads) are 2 MiB transfers with several in flight. Rounds measure each of them in turn, for a tenth of a second
+ * in all and at least one pass over the extent. A moment in which other programs use the cores or the drive then slows
+ * a part of each rate, and the slowest round is left out. If a pass takes longer than a tenth of a second, the outer
+ * two mixes are skipped, because two more passes would take the tuner's time.
  *
  * Then the tuner (tune.c) sends requests of other sizes, every other one a write. They have no checksums, because the
  * drive's own preference is measured. The store passes each request to the drive whole, so it is opened for the tuner's
@@ -46,6 +47,7 @@
 #define N_SINGLES 32     /* transfers one at a time */
 #define PAUSE_NS 500000  /* long enough for the io thread and the drive's host to sleep */
 #define LIMIT_NS 80000000    /* of the passes of one rate */
+#define N_ROUNDS 4           /* of the passes of all rates */
 #define CHECK_NS 20000000    /* of a check, which begins with one pass of writes */
 #define CHECK_SHARE 0.1      /* smallest difference of rates that is a change of the drive */
 #define LASTING_BYTES 16e9   /* moved for the lasting rate, unless they take longer than the limit */
@@ -149,11 +151,6 @@ static int passes_rate(struct drive *drive, int n_writes, int64_t limit_ns, stru
   return 0;
 }
 
-static int drive_rate(struct drive *drive, int n_writes, struct lade_error *error, double *ret_rate)
-{
-  return passes_rate(drive, n_writes, LIMIT_NS, error, ret_rate);
-}
-
 static void pause_make(void)
 {
   nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
@@ -199,19 +196,58 @@ static int drive_latency(struct drive *drive, const struct lade_machine_store *m
   return 0;
 }
 
+/* Passes of one mix, by round. */
+struct mix_rounds {
+  double ns_per_byte[N_ROUNDS], ns;
+  int n;
+};
+
+/* Measure one round of a mix, unless its earlier rounds took the time of the mix. */
+static int mix_round(struct drive *drive, int n_writes, struct mix_rounds *rounds, struct lade_error *error)
+{
+  const int64_t start_ns = lade_now_ns();
+  double rate = 0;
+  if (rounds->ns >= LIMIT_NS)
+    return 0;
+  int rc = passes_rate(drive, n_writes, LIMIT_NS / N_ROUNDS, error, &rate);
+  if (rc)
+    return rc;
+  rounds->ns += (double)(lade_now_ns() - start_ns);
+  rounds->ns_per_byte[rounds->n++] = 1e9 / rate;
+  return 0;
+}
+
+/* Return bytes/s of a mix, without its slowest round if there are more than two; 0: not measured. */
+static double mix_rate(const struct mix_rounds *rounds)
+{
+  double sum = 0, largest = 0;
+  for (int i = 0; i < rounds->n; i++) {
+    sum += rounds->ns_per_byte[i];
+    largest = fmax(largest, rounds->ns_per_byte[i]);
+  }
+  if (rounds->n > 2)
+    return (rounds->n - 1) * 1e9 / (sum - largest);
+  return rounds->n ? rounds->n * 1e9 / sum : 0;
+}
+
 static int drive_measure(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)
 {
+  /* The order of a round. Writes are first, because pieces are written before they are read. */
+  static const int n_writes[] = {4, 0, 2, 3, 1};
   struct lade_machine_store measured = {.bytes = store->bytes};
-  int rc = drive_rate(drive, 4, error, &measured.write_bytes_per_s);
-  if (!rc)
-    rc = drive_rate(drive, 0, error, &measured.read_bytes_per_s);
-  if (!rc)
-    rc = drive_rate(drive, 2, error, &measured.total_bytes_per_s);
-  const bool is_fast = !rc && pass_bytes(drive) <= measured.total_bytes_per_s * LIMIT_NS * 1e-9;
-  if (is_fast)
-    rc = drive_rate(drive, 3, error, &measured.total_mostly_writes_bytes_per_s);
-  if (is_fast && !rc)
-    rc = drive_rate(drive, 1, error, &measured.total_mostly_reads_bytes_per_s);
+  struct mix_rounds mixes[LADE_COUNT(n_writes)] = {0};
+  int rc = 0;
+  for (int i_round = 0; !rc && i_round < N_ROUNDS; i_round++) {
+    for (size_t i = 0; !rc && i < LADE_COUNT(n_writes); i++) {
+      if (n_writes[i] % 2 == 0 || mixes[2].ns_per_byte[0] * pass_bytes(drive) <= LIMIT_NS)
+        rc = mix_round(drive, n_writes[i], &mixes[i], error);
+    }
+  }
+  measured.write_bytes_per_s = mix_rate(&mixes[0]);
+  measured.read_bytes_per_s = mix_rate(&mixes[1]);
+  measured.total_bytes_per_s = mix_rate(&mixes[2]);
+  measured.total_mostly_writes_bytes_per_s = mix_rate(&mixes[3]);
+  measured.total_mostly_reads_bytes_per_s = mix_rate(&mixes[4]);
   if (!rc)
     rc = drive_latency(drive, &measured, error, &measured.latency_ns);
   if (!rc)

@@ -162,6 +162,16 @@ def wait_for_open(parent, path):
     raise AssertionError(f"no run has opened {path}")
 
 
+def wait_for_handler(pid, number):
+    for _ in range(30000):
+        with open(f"/proc/{pid}/status", encoding="ascii") as status:
+            caught = next(line for line in status if line.startswith("SigCgt:")).split()[1]
+        if int(caught, 16) >> (number - 1) & 1:
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"process {pid} has no handler of signal {number}")
+
+
 with start("sweep", *SHORT, "--steps", "50", "--budgets", "100%,100%") as child:
     wait_for_open(child.pid, os.path.realpath("text.txt"))
     os.rename("text.txt", "text-before.txt")
@@ -177,6 +187,14 @@ with start("train", *SHORT, "--steps", "100000", "--log", "first.jsonl") as chil
 assert child.returncode == 130 and not out and "nothing was saved" in err, (child.returncode, out, err)
 with open("first.jsonl", encoding="utf-8") as log:
     assert '"event":"interrupted"' in log.read().splitlines()[-1]
+
+# A signal that comes while the run opens ends it before its first step; nothing is saved, as nothing has changed.
+with start("train", *SHORT, "--steps", "100000", "--log", "opening.jsonl", "--save", "opening") as child:
+    wait_for_handler(child.pid, signal.SIGINT)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate()
+assert child.returncode == 130 and not out and "stopped before its first step" in err, (child.returncode, out, err)
+assert not os.path.exists("opening") or not os.listdir("opening")
 
 # The second signal ends the run at once. Both are made to arrive together.
 with start("train", *SHORT, "--steps", "100000", "--log", "second.jsonl", "--save", "second") as child:

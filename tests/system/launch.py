@@ -43,6 +43,8 @@ refused(2, "from 0 to", "-n", "2", "--max-restarts", "-1", "true")
 refused(2, "--elastic needs --max-restarts", "-n", "2", "--elastic", "true")
 refused(2, "no program 'no-such-program'", "-n", "2", "--", "no-such-program")
 refused(2, "no program '/tmp'", "-n", "2", "--", "/tmp")  # a directory is searchable and not executable
+plain = os.path.join(os.path.dirname(os.path.abspath(__file__)), "meson.build")
+refused(2, f"no program '{plain}' that this user may execute", "-n", "2", "--", plain)
 with tempfile.TemporaryDirectory() as empty:
     refused(7, "apt-get install openmpi-bin", "-n", "2", "--", "/bin/true", env={"PATH": empty})
 assert run("--help").stdout.startswith("Usage: lade launch -n N")

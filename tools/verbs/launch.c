@@ -768,7 +768,8 @@ int launch_main(int argc, char **argv)
     argv[--first] = self; /* overwrites "--" or the number, which are already read */
   }
   if (!subprocess_exists(argv[first])) {
-    int status = lade_error_set(&launch.error, -ENOENT, "there is no program '%.200s' to run", argv[first]);
+    int status = lade_error_set(&launch.error, -ENOENT, "there is no program '%.200s' that this user may execute",
+                                argv[first]);
     return exit_fail("launch", status, &launch.error);
   }
   if (!subprocess_exists("mpirun")) {

@@ -95,7 +95,8 @@ static int options_check(struct command_run *run)
   if (options->run_budget && lade_ledger_budget_parse(options->run_budget, &budget, &run->error))
     return -EINVAL;
   if (!subprocess_exists(run->command[0]))
-    return lade_error_set(&run->error, -ENOENT, "there is no program '%.200s' to run", run->command[0]);
+    return lade_error_set(&run->error, -ENOENT, "there is no program '%.200s' that this user may execute",
+                          run->command[0]);
   if (getenv("LADE_RUN_DRIVER"))
     return lade_error_set(&run->error, -EINVAL, "lade run inside lade run: remove one of them");
   int status = outputs_check(options, &run->error);

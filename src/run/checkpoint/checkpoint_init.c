@@ -130,6 +130,8 @@ static int files_open(struct init *init, const char *path, struct lade_error *er
   int rc = checkpoint_path_join(inside, path, CHECKPOINT_MODEL, error);
   if (rc < 0 || access(inside, F_OK) == 0)
     return rc < 0 ? rc : file_add(init, inside, error);
+  if (errno != ENOENT)
+    return lade_error_set(error, -errno, "%s: cannot open: %s", inside, strerror(errno));
   rc = checkpoint_path_join(inside, path, CHECKPOINT_INDEX, error);
   if (rc == 0 && access(inside, F_OK) < 0)
     rc = lade_error_set(error, -ENOENT, "%s: neither %s nor %s is in it", path, CHECKPOINT_MODEL, CHECKPOINT_INDEX);

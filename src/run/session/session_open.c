@@ -505,10 +505,43 @@ static int machine_take(lade_session *s, struct lade_error *error)
   return status ? status : lade_executor_meet(s->executor, error);
 }
 
+/* Return -EINTR if the caller is about to close its session. */
+static int stop_status(const lade_session *s, struct lade_error *error)
+{
+  const bool is_stopping = s->params.is_stopping && s->params.is_stopping(s->params.user);
+  return is_stopping ? lade_error_set(error, -EINTR, "opening a session: stopped by its caller") : 0;
+}
+
+/* The values of a session that is being opened. */
+struct first_values {
+  const lade_session *session;
+  struct lade_values own;
+};
+
+static int first_values_get(void *user, int tensor, uint64_t offset, void *dst, uint64_t bytes,
+                            struct lade_error *error)
+{
+  const struct first_values *values = user;
+  return values->own.get(values->own.user, tensor, offset, dst, bytes, error);
+}
+
+/* Set a window, unless the caller is about to close its session: a large model's values take minutes. */
+static int first_values_set(void *user, int tensor, uint64_t offset, const void *src, uint64_t bytes,
+                            struct lade_error *error)
+{
+  const struct first_values *values = user;
+  const int status = stop_status(values->session, error);
+  return status ? status : values->own.set(values->own.user, tensor, offset, src, bytes, error);
+}
+
 /* Set the first values: those of a checkpoint, of --init, or random ones. */
 static int values_begin(lade_session *s, struct lade_error *error)
 {
-  struct lade_values values = lade_session_values(s);
+  struct first_values first = {s, lade_session_values(s)};
+  struct lade_values values = first.own;
+  values.get = first_values_get;
+  values.set = first_values_set;
+  values.user = &first;
   s->state = (struct lade_checkpoint_state){
       .seed = s->params.seed, .loss_scale = session_first_scale(s), .numerics_key = lade_kernels_key(&s->kernels),
       .run = session_run(s)};
@@ -559,9 +592,7 @@ static int run_read(lade_session *s, struct lade_error *error)
 /* End the opening at all ranks, with -EINTR, if the caller of any of them is about to close its session. Collective. */
 static int stop_check(lade_session *s, struct lade_error *error)
 {
-  const bool is_stopping = s->params.is_stopping && s->params.is_stopping(s->params.user);
-  const int status = is_stopping ? lade_error_set(error, -EINTR, "opening a session: stopped by its caller") : 0;
-  return lade_rank_group_vote(&s->group, status, error);
+  return lade_rank_group_vote(&s->group, stop_status(s, error), error);
 }
 
 static int session_acquire(lade_session *s, struct lade_error *error)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -83,6 +84,32 @@ static void everything_that_a_plan_asks_is_measured(void **state)
     assert_true(ns > 0);
   }
   assert_string_equal(cache_file(), "");
+  lade_cost_finish(&cost);
+}
+
+static bool has_met_a_busy_moment;
+
+/* Take more than a second at the first call, as in a moment in which other programs use the cores. */
+static void op_run_late_once(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  if (!has_met_a_busy_moment)
+    nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 50000000}, NULL);
+  has_met_a_busy_moment = true;
+}
+
+static void one_busy_moment_is_no_price_of_a_long_op(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_kernels late = kernels;
+  struct lade_cost cost;
+  late.fn[LADE_K_HEAD_LOSS_FWD] = op_run_late_once;
+  params.kernels = &late;
+  params.skip_cache = true;
+  has_met_a_busy_moment = false;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  assert_true(has_met_a_busy_moment && cost.n_ops > 0);
+  for (int i = 0; i < cost.n_ops; i++)
+    assert_true(cost.ops[i].ns < 1000000000);
   lade_cost_finish(&cost);
 }
 
@@ -599,6 +626,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(everything_that_a_plan_asks_is_measured),
+      cmocka_unit_test(one_busy_moment_is_no_price_of_a_long_op),
       cmocka_unit_test(a_second_probe_remembers_the_first),
       cmocka_unit_test(the_best_matmul_rate_is_kept),
       cmocka_unit_test(a_damaged_cache_is_ignored_and_replaced),

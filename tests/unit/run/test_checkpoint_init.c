@@ -294,6 +294,8 @@ static void hostile_indexes_are_refused(void **state)
   init_is_refused(graph, "", -EBADMSG, NAMES("JSON"));
   index_write("{\"weight_map\":{\"a\":\"gone.safetensors\"}}");
   init_is_refused(graph, "", -ENOENT, NAMES("gone.safetensors"));
+  assert_int_equal(symlink("model.safetensors", in_scratch("model.safetensors")), 0); /* of itself */
+  init_is_refused(graph, "", -ELOOP, NAMES("model.safetensors", "cannot open"));
   lade_model_graph_destroy(graph);
 }
 

@@ -2,11 +2,12 @@
 /*
  * A session's steps. FP16's loss scale: an overflow is skipped, changes no parameter and halves the scale; many steps
  * without one double it. Async saves hold the values of the step that requested them, however slow files are. The next
- * call returns the error of a save, and so does a query between steps. Stages on several nodes send in the scattered
- * form.
+ * call returns the error of a save, and so does a query between steps. A stop ends the opening within the first values.
+ * Stages on several nodes send in the scattered form.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <semaphore.h>
 #include <setjmp.h>
@@ -101,6 +102,40 @@ static void many_good_steps_double_the_scale(void **state)
   step_make(session);
   assert_true(session->state.loss_scale == 2048 && session->state.good_steps == 0);
   lade_session_close(session);
+}
+
+/* ---- a stop ---- */
+
+static int n_questions, n_granted; /* of is_stopping, and how many of them it answers with "go on" */
+
+static bool is_stopping(void *user)
+{
+  return ++n_questions > n_granted;
+}
+
+/* Each window of the first values asks, because a large model's take minutes; after a stop none is set. */
+static void a_stop_ends_the_setting_of_first_values(void **state)
+{
+  struct lade_session_params params = params_make();
+  struct lade_error error = {0};
+  lade_session *session = NULL;
+  params.is_stopping = is_stopping;
+  n_questions = 0;
+  n_granted = INT_MAX;
+  assert_int_equal(lade_session_open(&params, &error, &session), 0);
+  const int n_all = n_questions, n_values = session->graph->n_params * 3; /* a master and two moments */
+  lade_session_close(session);
+  assert_true(n_all > n_values);
+  const int grants[] = {n_all - n_values, n_all - n_values / 2, n_all - 1};
+  for (size_t i = 0; i < LADE_COUNT(grants); i++) {
+    n_questions = 0;
+    n_granted = grants[i];
+    session = NULL;
+    assert_int_equal(lade_session_open(&params, &error, &session), -EINTR);
+    assert_null(session);
+    assert_non_null(strstr(error.text, "stopped by its caller"));
+    assert_int_equal(n_questions, n_granted + 1);
+  }
 }
 
 /* ---- async saves ---- */
@@ -324,6 +359,7 @@ int main(void)
       cmocka_unit_test(no_step_is_faster_than_light),
       cmocka_unit_test(an_overflow_is_skipped_and_halves_the_scale),
       cmocka_unit_test(many_good_steps_double_the_scale),
+      cmocka_unit_test(a_stop_ends_the_setting_of_first_values),
       cmocka_unit_test(stages_on_several_nodes_send_scattered),
       cmocka_unit_test(a_device_that_holds_too_much_is_refused),
       cmocka_unit_test_setup_teardown(steps_go_on_while_a_save_is_written, scratch_setup_in_memory, scratch_teardown),
