@@ -123,7 +123,7 @@ static int axis_level(const struct lade_layout_job *job, const struct lade_layou
 /* Return the time of @n collectives in which a rank sends @bytes together in a ring. */
 static double rings_ns(const struct lade_transfer_price *price, double n, double bytes)
 {
-  return bytes > 0 ? n * (double)price->latency_ns + bytes * price->ns_per_byte : 0;
+  return bytes > 0 ? lade_transfer_ns(price, n, bytes) : 0;
 }
 
 static double ring_ns(const struct lade_transfer_price *price, double bytes)
