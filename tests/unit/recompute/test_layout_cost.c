@@ -66,8 +66,8 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
   const struct lade_share_key key = {lade_layout_size(ret_layout, LADE_AXIS_TP), params.is_sequence, one->micro_batch,
                                      one->recipe, job->software};
   assert_int_equal(lade_share_cost_make(job, &key, &error, &share), 0);
-  assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, one->state_tier, &share, &error,
-                                         ret_cost), 0);
+  const struct lade_layout_cost_params priced = {job, ret_layout, one->micro_batch, &share};
+  assert_int_equal(lade_layout_cost_make(&priced, one->state_tier, &error, ret_cost), 0);
 }
 
 /* Prove the program of @one's stage: gathers begin early within @device_bytes; 0: just in time. */
@@ -486,7 +486,8 @@ static void residency_compare(const struct one_layout *one, const struct lade_sh
   struct lade_error error;
   params.n_kv_heads = one->model->n_kv_heads;
   assert_int_equal(lade_layout_init(&params, &error, &layout), 0);
-  assert_int_equal(lade_layout_cost_make(&job, &layout, one->micro_batch, state_tier, share, &error, &cost), 0);
+  const struct lade_layout_cost_params priced = {&job, &layout, one->micro_batch, share};
+  assert_int_equal(lade_layout_cost_make(&priced, state_tier, &error, &cost), 0);
   const struct lade_stage_params stage = {
       &job, &layout, one->micro_batch, {share->residency, state_tier, cost.peak_bytes}, LADE_STAGE_PROOF};
   if (lade_stage_program_make(&stage, &error, &program))
@@ -543,9 +544,10 @@ static double fastest_residency(const struct lade_layout_job *job,
   if (lade_layout_init(params, NULL, &layout))
     return best_ns;
   for (int i = 0; i < residencies->n; i++) {
+    const struct lade_layout_cost_params priced = {job, &layout, micro_batch, &residencies->items[i]};
     for (enum lade_tier tier = LADE_TIER_DEVICE; tier <= last; tier++) {
       const double slack = residencies->items[i].layer.host_bytes > 0 ? 1 : 0.97;
-      if (lade_layout_cost_make(job, &layout, micro_batch, tier, &residencies->items[i], NULL, &cost))
+      if (lade_layout_cost_make(&priced, tier, NULL, &cost))
         continue;
       if ((double)cost.peak_bytes * slack <= (double)layout_search_params->device_bytes &&
           cost.host_bytes <= layout_search_params->host_bytes)
