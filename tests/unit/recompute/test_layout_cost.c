@@ -732,10 +732,38 @@ static void separate_products_sum_their_input_gradients(void **state)
   }
 }
 
+/*
+ * The first stage of 1F1B takes the pipeline's whole time, and waits about p - 1 of m + p - 1 halves of it. Under ZB-H2
+ * no stage takes the whole time: stages begin and end one after the other.
+ */
+static void a_stage_idles_within_its_own_time(void **state)
+{
+  struct lade_error error;
+  struct lade_model model;
+  assert_int_equal(lade_model_preset("llama3-70b", &model, &error), 0);
+  model.layers = 128;
+  model.vocabulary = 1024; /* stages take one time */
+  const struct lade_layout_job job = job_of(&model, 64);
+  static const enum lade_schedule schedules[] = {LADE_SCHEDULE_1F1B, LADE_SCHEDULE_ZBH2};
+  for (int is_zbh2 = 0; is_zbh2 < 2; is_zbh2++) {
+    const struct one_layout one = {"", &model, LAYOUT(.tp = 8, .pp = 8, .schedule = schedules[is_zbh2]), 64, 1,
+                                   LADE_RECIPE_NONE};
+    struct lade_layout layout;
+    struct lade_layout_cost cost;
+    costs_make(&one, &job, &layout, &cost);
+    const double of_span = cost.bubble * cost.step_ns / (cost.step_ns - cost.grad_ns - cost.update_ns);
+    if (is_zbh2)
+      assert_true(cost.stage_bubble > 0 && cost.stage_bubble < 0.9 * of_span);
+    else
+      assert_true(fabs(cost.stage_bubble / of_span - 1) < 1e-6 && fabs(cost.stage_bubble - 7.0 / 71) < 0.001);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(separate_products_sum_their_input_gradients),
+      cmocka_unit_test(a_stage_idles_within_its_own_time),
       cmocka_unit_test(a_step_takes_the_time_of_its_program),
       cmocka_unit_test(a_replicas_step_takes_the_time_of_its_program),
       cmocka_unit_test(sums_over_replicas_hide_in_the_time_that_is_left),
