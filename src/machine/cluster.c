@@ -43,6 +43,7 @@ static const struct cluster_field cluster_fields[] = {
     {"host_bytes_per_node", OF_CLUSTER(node_host_bytes), CLUSTER_BYTES, 1 << 20, 0x1p60, false, 0},
     {"peak_flops_per_s", OF_CLUSTER(peak_flops_per_s), CLUSTER_NUMBER, 1e6, 1e18, false, 0},
     {"error_share", OF_CLUSTER(error_share), CLUSTER_NUMBER, 0, 1, true, 0.2},
+    {"nccl_version", OF_CLUSTER(nccl_version), CLUSTER_COUNT, 0, 1 << 20, true, LADE_CLUSTER_NCCL},
 };
 
 static const struct cluster_field level_fields[] = {

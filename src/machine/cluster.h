@@ -18,11 +18,13 @@
 #define LADE_CLUSTER_LEVELS_MAX 6 /* more than fabrics have: switch, rails, spine */
 #define LADE_LEVEL_NAME_BYTES 32
 
+#define LADE_CLUSTER_NCCL 22807   /* version of NCCL where a cluster states none */
+
 struct lade_cluster_level {
   char name[LADE_LEVEL_NAME_BYTES];
   int64_t n_devices;       /* joined by one domain of this level */
   double bytes_per_s;      /* of one device, each direction, in collectives */
-  double latency_ns;       /* of one hop */
+  double latency_ns;       /* of one hop of a long message: NCCL's protocol Simple */
   double oversubscription; /* devices' rates together over the domain's uplinks; 1: full bisection */
   double sum_gain;         /* speed-up of an all-reduce whose sums the switches make (NVLS, SHARP); 1: they do not */
 };
@@ -34,6 +36,7 @@ struct lade_cluster {
   uint64_t node_host_bytes;     /* host memory of a node, shared by its devices */
   struct lade_machine_store node_store; /* all drives of a node together, shared by its devices; 0 bytes: none */
   double peak_flops_per_s;      /* of a device by its data sheet, dense, 16 bits: the denominator of MFU */
+  int64_t nccl_version;         /* of its jobs, as ncclGetVersion counts (22304: 2.23.4); 0: they do not use it */
   double error_share;           /* relative error to expect of a step's time; docs/cluster.md */
   const char *assumed;          /* static: numbers of the preset that have no source; NULL: none, or no preset */
   struct lade_machine device;   /* one device, with its share of the node's host and drives */
@@ -91,6 +94,12 @@ bool lade_cluster_sends_scattered(const struct lade_cluster *cluster, const stru
 /* Price collectives of a group of @size ranks with @stride between neighbours. */
 void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int64_t stride,
                               struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum);
+
+/*
+ * Return the latency of the shortest gather over that of long ones, in a group of @size ranks: one in each domain of a
+ * level above the first if @is_between, in one domain otherwise. Measurements of short messages divide by it.
+ */
+double lade_cluster_short_share(const struct lade_cluster *cluster, int size, bool is_between);
 
 /* Return the outermost level that a group of @size ranks with @stride crosses; -1: none. */
 int lade_cluster_group_level(const struct lade_cluster *cluster, int size, int64_t stride);

@@ -55,6 +55,7 @@
  *   usable    80 GB cards have 80 GiB less about 0.7 GiB that the driver reports as reserved (nvidia-smi: 81,920 MiB,
  *             81,251 usable); the context takes about 0.5 GiB, cuBLAS workspaces 0.1, NCCL buffers about 0.7 with three
  *             communicators. 2 GiB are left out on servers, more on larger cards, 1.5 GiB on the RTX 4090
+ *   NCCL      2.12 on A100, whose published runs are of 2020 to 2022; else LADE_CLUSTER_NCCL
  *   host      2 TB per DGX A100, DGX H100 and p5; 1.1 TB per p4d; 480 GB per Grace, one for two GPUs
  *   drives    eight of 3.84 TB for data in a DGX A100 of 80 GB cards, a DGX H100 and a DGX H200 (NVIDIA's user guides
  *             and DGX BasePOD reference architecture) and in a p5, eight of 1 TB in a p4d (AWS, instance types). Rates
@@ -89,6 +90,7 @@ struct cluster_preset {
   double inner_bytes_per_s, inner_latency_ns, inner_gain, outer_bytes_per_s, outer_latency_ns;
   const char *assumed; /* numbers without a source, as --explain names them; NULL: none */
   double drive_bytes, drive_read_bytes_per_s; /* of each of DRIVES, by data sheets; 0: no drives */
+  int64_t nccl_version; /* 0: LADE_CLUSTER_NCCL */
 };
 
 #define ATTENTION_DEPTH 490 /* tokens */
@@ -111,13 +113,15 @@ struct cluster_preset {
 #define SERVER_DRIVES 3.84e12, 6.8e9
 #define P4D_DRIVES 1e12, 16e9 / DRIVES
 
+#define A100_NCCL 21200 /* "NCCL" above */
+
 #define MEMORY_SHARE 0.785 /* of the data sheet's rate: "memory" above */
 #define LAUNCH_NS 5750     /* of a kernel in a stream: "memory" above */
 #define HOST_OP_NS 11000   /* of the host, for a kernel of PyTorch's: "launches" above */
 
 static const struct cluster_preset presets[] = {
     {"dgx-a100-80g", "a100-80g", 8, 8, 78, 2e12, 312e12, 0.15, MEMORY_SHARE * 2039e9, A100_KERNELS, "nvlink", "rails",
-     0.50 * 300e9, 2900, 1, 0.48 * 25e9, 24000, NULL, SERVER_DRIVES},
+     0.50 * 300e9, 2900, 1, 0.48 * 25e9, 24000, NULL, SERVER_DRIVES, A100_NCCL},
     {"dgx-h100", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "rails",
      0.65 * 450e9, 2900, 1.33, 0.80 * 50e9, 24000, HOP_ASSUMED, SERVER_DRIVES},
     {"dgx-h200", "h200-141g", 8, 8, 129, 2e12, 989e12, 0.20, MEMORY_SHARE * 4800e9, H100_KERNELS, "nvlink", "rails",
@@ -128,7 +132,7 @@ static const struct cluster_preset presets[] = {
      0.65 * 900e9, 2900, 1.33, 0.80 * 50e9, 24000,
      "the share of attention's published rate within a step, NVLink's share, " HOP_ASSUMED},
     {"p4d", "a100-40g", 8, 8, 38, 1.152e12, 312e12, 0.20, MEMORY_SHARE * 1555e9, A100_KERNELS, "nvlink", "efa",
-     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 66000, HOP_ASSUMED ", the error to expect", P4D_DRIVES},
+     0.50 * 300e9, 2900, 1, 0.60 * 6.25e9, 66000, HOP_ASSUMED ", the error to expect", P4D_DRIVES, A100_NCCL},
     {"p5", "h100-80g", 8, 8, 78, 2e12, 989e12, 0.20, MEMORY_SHARE * 3350e9, H100_KERNELS, "nvlink", "efa",
      0.65 * 450e9, 2900, 1.33, 0.78 * 50e9, 66000, "the error to expect", SERVER_DRIVES},
     {"rtx4090x4", "rtx4090-24g", 4, 4, 22.5, 256e9, 165.2e12, 0.30, MEMORY_SHARE * 1008e9,
@@ -171,7 +175,8 @@ static int preset_make(const struct cluster_preset *preset, struct lade_error *e
                                                           : 1,
                                  .usable_device_bytes = (uint64_t)(preset->usable_gib * 0x1p30),
                                  .node_host_bytes = (uint64_t)preset->node_host_bytes,
-                                 .peak_flops_per_s = preset->peak_flops_per_s, .error_share = preset->error_share};
+                                 .peak_flops_per_s = preset->peak_flops_per_s, .error_share = preset->error_share,
+                                 .nccl_version = preset->nccl_version ? preset->nccl_version : LADE_CLUSTER_NCCL};
   int status = lade_machine_preset(preset->device, error, &cluster.device);
   if (status)
     return status;

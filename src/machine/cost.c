@@ -681,16 +681,17 @@ int64_t lade_cost_clip_ns(const struct lade_cost *cost, int64_t n_partials)
 
 static struct lade_transfer_price link_price(const struct lade_link *link)
 {
-  return (struct lade_transfer_price){(int64_t)link->latency_ns, 1e9 / (double)link->bytes_per_s};
+  return (struct lade_transfer_price){.latency_ns = (int64_t)link->latency_ns,
+                                      .ns_per_byte = 1e9 / (double)link->bytes_per_s};
 }
 
 /* Return the price of a store's transfers, @share of them reads; without a store one that no plan chooses. */
 static struct lade_transfer_price store_price(const struct lade_machine_store *store, double share)
 {
   if (!store->bytes)
-    return (struct lade_transfer_price){INT64_C(1) << 40, 1e9};
-  return (struct lade_transfer_price){(int64_t)lade_cost_drive_latency_ns(store),
-                                      1e9 / lade_cost_drive_bytes_per_s(store, share)};
+    return (struct lade_transfer_price){.latency_ns = INT64_C(1) << 40, .ns_per_byte = 1e9};
+  return (struct lade_transfer_price){.latency_ns = (int64_t)lade_cost_drive_latency_ns(store),
+                                      .ns_per_byte = 1e9 / lade_cost_drive_bytes_per_s(store, share)};
 }
 
 /*
@@ -714,7 +715,7 @@ static int64_t transfer_op_ns(const struct lade_cost *cost, const struct lade_pr
     return lade_cost_to_host_ns(cost, (uint64_t)op->bytes);
   if (op->kind == LADE_OP_SEND || op->kind == LADE_OP_RECV)
     price = &cost->links->boundary;
-  return sums_count(cost, graph, op) * whole_ns((double)price->latency_ns + op->bytes * price->ns_per_byte);
+  return sums_count(cost, graph, op) * whole_ns(lade_transfer_ns(price, 1, op->bytes));
 }
 
 int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph *graph, struct lade_prices *ret_prices)

@@ -12,6 +12,7 @@
 #ifndef LADE_COST_H
 #define LADE_COST_H
 
+#include "base/base.h"
 #include "graph/model_graph.h"
 #include "machine/machine.h"
 #include "parallel/mesh.h"
@@ -37,11 +38,32 @@ struct lade_streaming {
 /* Tier of a parameter or its state between steps. */
 enum lade_tier { LADE_TIER_DEVICE, LADE_TIER_HOST, LADE_TIER_STORE };
 
-/* Predicted nanoseconds of everything that a program can contain; made once per plan from the cost model. */
+#define LADE_SHORT_LINES 5 /* protocols and algorithms of short messages, at most */
+
+/*
+ * Price of a transfer: a latency and a time per byte. Short messages may go another way, with less latency and more
+ * time per byte: lade_transfer_ns takes the fastest.
+ */
 struct lade_transfer_price {
   int64_t latency_ns;
   double ns_per_byte;
+  int n_short;
+  struct {
+    int64_t latency_ns;
+    double ns_per_byte;
+  } shorts[LADE_SHORT_LINES];
 };
+
+/* Return the time of @n transfers that move @bytes together, each in its fastest way. */
+static inline double lade_transfer_ns(const struct lade_transfer_price *price, double n, double bytes)
+{
+  double ns = n * (double)price->latency_ns + bytes * price->ns_per_byte;
+  for (int i = 0; i < price->n_short; i++)
+    ns = LADE_MIN(ns, n * (double)price->shorts[i].latency_ns + bytes * price->shorts[i].ns_per_byte);
+  return ns;
+}
+
+/* Predicted nanoseconds of everything that a program can contain; made once per plan from the cost model. */
 struct lade_prices {
   int64_t *op_ns;                     /* by op of the graph, lean forms too */
   int64_t *grad_sumsq_ns, *update_ns[3]; /* by parameter; updates by state tier, the store's with its transfers */

@@ -41,7 +41,7 @@
 #define SMALL_PIECES 32 /* collectives in a row on a GPU */
 #define LARGE_PIECES 4  /* the same, of long ones */
 
-#define FORMAT 1                 /* version of the file; another one is not read */
+#define FORMAT 2                 /* version of the file; another one is not read */
 #define MAX_FILE_BYTES (1 << 16) /* far more than six levels take */
 
 /* ---- one level ---- */
@@ -211,9 +211,13 @@ static int level_add(const struct lade_links_params *params, const char *name, i
   snprintf(found->name, sizeof(found->name), "%s", name);
   status = group_measure(&bench, group_open(&bench, error), error, found);
   if (!status) {
-    cluster->n_levels++;
     lade_comm_get_info(bench.group, &info);
     *version = info.version;
+    if (bench.queue) { /* messages of NCCL: levels state the latency of long ones */
+      cluster->nccl_version = info.version;
+      found->latency_ns /= lade_cluster_short_share(cluster, lade_comm_size(bench.group), cluster->n_levels > 0);
+    }
+    cluster->n_levels++;
   }
   group_close(&bench);
   return status;
@@ -300,6 +304,7 @@ static bool links_read(const json_t *root, const struct links_identity *identity
     is_good = is_good && json_equal(value, json_object_get(root, name));
   json_decref(wanted);
   const json_int_t kept = json_integer_value(json_object_get(root, "version"));
+  cluster->nccl_version = identity->is_gpu ? kept : 0;
   return is_good && (!version || kept == version) &&
          !lade_cluster_levels_from_json(json_object_get(root, "levels"), "kept links", NULL, cluster);
 }

@@ -247,12 +247,9 @@ static inline int64_t plan_update_ns(const struct lade_build_params *params, int
   return (is_near ? params->prices->update_near_ns : params->prices->update_ns[tier])[param];
 }
 
-/* Predict one collective over all ranks of @axis; @bytes: of the whole vector. */
+/* Predict one collective, or a group of them, over all ranks of @axis; @bytes: of the whole vectors. */
 int64_t plan_collective_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
                            uint64_t bytes);
-/* Predict a collective that is grouped with the one before it: the time of its bytes, without the latency. */
-int64_t plan_grouped_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
-                        uint64_t bytes);
 /*
  * Return the bytes of one group of collectives over @axis (a bucket) that minimise the total time, by the axis's
  * latency and rate. O(n_params).

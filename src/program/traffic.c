@@ -78,12 +78,6 @@ static const struct lade_transfer_price *collective_price(const struct lade_buil
   return kind == LADE_ALL_REDUCE ? &params->prices->comm_sum[axis] : &params->prices->comm[axis];
 }
 
-int64_t plan_grouped_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
-                        uint64_t bytes)
-{
-  return plan_collective_ns(params, kind, axis, bytes) - collective_price(params, kind, axis)->latency_ns;
-}
-
 /*
  * Return the bytes of a bucket. V bytes go in groups of B, each with a latency of L, and a byte takes s. Latencies are
  * L V/B in all. No compute overlaps the last group, which takes s B. The sum is least for B = sqrt(V L/s).
@@ -108,7 +102,7 @@ int64_t plan_collective_ns(const struct lade_build_params *params, enum lade_col
 {
   const struct lade_transfer_price *price = collective_price(params, kind, axis);
   uint64_t sent = collective_sent_bytes(kind, bytes, lade_layout_size(params->layout, axis));
-  return price->latency_ns + (int64_t)((double)sent * price->ns_per_byte);
+  return (int64_t)lade_transfer_ns(price, 1, (double)sent);
 }
 
 void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret_sent_bytes)

@@ -215,14 +215,20 @@ struct lade_layout_cost {
   double model_flops, hardware_flops; /* of a step over all ranks; hardware counts recompute */
 };
 
+/* A layout to price. Borrows all; the layout's mesh decides the links. */
+struct lade_layout_cost_params {
+  const struct lade_layout_job *job;
+  const struct lade_layout *layout;
+  int64_t micro_batch;
+  const struct lade_share_cost *share; /* of the layout's ranks */
+};
+
 /*
- * Compute the cost of @layout with microbatches of @micro_batch, from the cost of its share. The layout's mesh decides
- * the links. @state_tier: that of optimizer state; pre, if it is STORE: @job's device has a store, and memory of its
- * own. -EINVAL with a line if batch or layers do not divide as they must; -ENOMEM.
+ * Compute the cost of a layout. @state_tier: that of optimizer state; pre, if it is STORE: the job's device has a
+ * store, and memory of its own. -EINVAL with a line if batch or layers do not divide as they must; -ENOMEM.
  */
-int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          enum lade_tier state_tier, const struct lade_share_cost *share, struct lade_error *error,
-                          struct lade_layout_cost *ret_cost);
+int lade_layout_cost_make(const struct lade_layout_cost_params *params, enum lade_tier state_tier,
+                          struct lade_error *error, struct lade_layout_cost *ret_cost);
 
 /*
  * The part of a cost that all ZeRO stages and shard groups of a layout share: its pipeline's time, and the sizes of its
@@ -249,16 +255,14 @@ struct lade_layout_core {
 };
 
 /*
- * Compute the core of @layout. @is_bound: span_ns is a lower bound of the schedule's time, O(pieces) for any batch;
+ * Compute the core of a layout. @is_bound: span_ns is a lower bound of the schedule's time, O(pieces) for any batch;
  * otherwise the schedule is run. Errors as lade_layout_cost_make's.
  */
-int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          const struct lade_share_cost *share, bool is_bound, struct lade_error *error,
+int lade_layout_core_make(const struct lade_layout_cost_params *params, bool is_bound, struct lade_error *error,
                           struct lade_layout_core *ret_core);
 
 /* Compute the lower bound of the core's span_ns alone. Errors as lade_layout_cost_make's, without a line. */
-int lade_layout_span_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                           const struct lade_share_cost *share, double *ret_span_ns);
+int lade_layout_span_bound(const struct lade_layout_cost_params *params, double *ret_span_ns);
 
 /* Compute the cost of @layout, whose ZeRO stage and shard group may differ from those of @core's: O(1). Flops are 0. */
 void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_layout_core *core,

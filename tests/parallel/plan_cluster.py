@@ -457,6 +457,11 @@ def a_long_list_of_undecided_layouts_is_counted():
     require(bound and 0 < float(bound[1]) < steps[0], "the bound", text)
     more = re.search(r"takes at most (\d+) % longer than the fastest", bound[2])
     require(more and abs(steps[0] / float(bound[1]) - 1 - float(more[1]) / 100) < 6e-3, "the first", text)
+    text = plan(*search, "750MiB", "--top", "5", "--tp", "1").stdout
+    bound = re.search(r"not proved +[1-9]\d* layouts that may fit; none can be faster than ([\d.]+) ms\n"
+                      r" +the first layout is the fastest that fits\n", text)
+    steps = [float(ms) for ms in re.findall(r"^ +([\d.]+) ms +[\d.]+ [GM]iB", text, re.M)]
+    require(bound and steps[0] <= float(bound[1]), "the fastest, and slower ones that may fit", text)
     refused = plan("--json", *search, "350MiB", code=3)
     found = json.loads(refused.stdout)
     require(found["unproved"] > 0 and 0 < found["unproved_step_seconds"] < 1, "a bound of no layout", found)

@@ -200,7 +200,7 @@ static void tensor_explain(const struct cluster_plan *plan, FILE *file)
   lade_cluster_group_price(cluster, 2 * inner, 1, &gather, &sum[1]);
   double ms[2];
   for (int i = 0; i < 2; i++)
-    ms[i] = ((double)sum[i].latency_ns + 2 * bytes * sum[i].ns_per_byte) / 1e6;
+    ms[i] = lade_transfer_ns(&sum[i], 1, 2 * bytes) / 1e6;
   fprintf(file, "Tensor parallel. A layer makes four sums of %.4g MB for each microbatch. One takes %.3g ms over "
           "the %d devices of %s", bytes / 1e6, ms[0], inner, cluster->levels[0].name);
   if (cluster->n_levels > 1)

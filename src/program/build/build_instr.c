@@ -129,9 +129,7 @@ void collective_begin(struct builder *b, enum lade_collective_kind kind, enum la
     b->group.first = at;
   b->group.bytes = bytes + (instr->is_grouped ? b->group.bytes : 0);
   b->group.last = at;
-  b->instrs.items[b->group.first].predicted_ns += instr->is_grouped
-                                                      ? plan_grouped_ns(b->params, kind, axis, bytes)
-                                                      : plan_collective_ns(b->params, kind, axis, bytes);
+  b->instrs.items[b->group.first].predicted_ns = plan_collective_ns(b->params, kind, axis, b->group.bytes);
 }
 
 uint64_t value_bytes(const struct builder *b, int tensor)

@@ -30,7 +30,7 @@ void lade_context_cost_add(const struct lade_layout_job *job, const struct lade_
   const double local = (double)job->seq_len; /* attention over all tokens reaches more of its rate than over these */
   const double fill = lade_cost_attention_fill(&job->cluster->device, local) /
                       lade_cost_attention_fill(&job->cluster->device, local * size);
-  const double gather_ns = (double)gather.latency_ns + (size - 1) * block * gather.ns_per_byte;
+  const double gather_ns = lade_transfer_ns(&gather, 1, (size - 1) * block);
   layer->forward_ns += layer->attention_ns[0] * (size * fill - 1) + gather_ns;
   layer->backward_ns += layer->attention_ns[1] * (size * fill - 1) + 2 * gather_ns;
   layer->exposed_ns += 3 * gather_ns;

@@ -123,7 +123,7 @@ static int axis_level(const struct lade_layout_job *job, const struct lade_layou
 /* Return the time of @n collectives in which a rank sends @bytes together in a ring. */
 static double rings_ns(const struct lade_transfer_price *price, double n, double bytes)
 {
-  return bytes > 0 ? n * (double)price->latency_ns + bytes * price->ns_per_byte : 0;
+  return bytes > 0 ? lade_transfer_ns(price, n, bytes) : 0;
 }
 
 static double ring_ns(const struct lade_transfer_price *price, double bytes)
@@ -668,13 +668,12 @@ static int sum_init(struct layout_sum *sum, int64_t micro_batch, struct lade_err
   return status;
 }
 
-int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          const struct lade_share_cost *share, bool is_bound, struct lade_error *error,
+int lade_layout_core_make(const struct lade_layout_cost_params *params, bool is_bound, struct lade_error *error,
                           struct lade_layout_core *ret_core)
 {
-  struct layout_sum sum = {.job = job, .layout = layout, .share = share};
-  struct lade_layout_core core = {.share = share};
-  int status = sum_init(&sum, micro_batch, error);
+  struct layout_sum sum = {.job = params->job, .layout = params->layout, .share = params->share};
+  struct lade_layout_core core = {.share = params->share};
+  int status = sum_init(&sum, params->micro_batch, error);
   if (!status) {
     core.pipeline = sum.pipeline;
     core.gather_ns = core.pipeline.n_chunks * 2 * sum.gather_ns;
@@ -687,12 +686,11 @@ int lade_layout_core_make(const struct lade_layout_job *job, const struct lade_l
   return status;
 }
 
-int lade_layout_span_bound(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                           const struct lade_share_cost *share, double *ret_span_ns)
+int lade_layout_span_bound(const struct lade_layout_cost_params *params, double *ret_span_ns)
 {
-  struct layout_sum sum = {.job = job, .layout = layout, .share = share};
-  struct lade_layout_core core = {.share = share};
-  int status = sum_init(&sum, micro_batch, NULL);
+  struct layout_sum sum = {.job = params->job, .layout = params->layout, .share = params->share};
+  struct lade_layout_core core = {.share = params->share};
+  int status = sum_init(&sum, params->micro_batch, NULL);
   if (!status)
     status = times_fill(&sum, true, &core);
   free(sum.own_layers);
@@ -729,13 +727,15 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
   *ret_cost = cost;
 }
 
-int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_layout *layout, int64_t micro_batch,
-                          enum lade_tier state_tier, const struct lade_share_cost *share, struct lade_error *error,
-                          struct lade_layout_cost *ret_cost)
+int lade_layout_cost_make(const struct lade_layout_cost_params *params, enum lade_tier state_tier,
+                          struct lade_error *error, struct lade_layout_cost *ret_cost)
 {
+  const struct lade_layout_job *job = params->job;
+  const struct lade_layout *layout = params->layout;
+  const struct lade_share_cost *share = params->share;
   const enum lade_recipe recipe = share->residency.recipe;
   struct lade_layout_core core;
-  int status = lade_layout_core_make(job, layout, micro_batch, share, false, error, &core);
+  int status = lade_layout_core_make(params, false, error, &core);
   if (status)
     return status;
   lade_layout_core_cost(job, &core, layout, state_tier, ret_cost);
@@ -743,6 +743,6 @@ int lade_layout_cost_make(const struct lade_layout_job *job, const struct lade_l
   ret_cost->hardware_flops = lade_step_flops(job->model, job->batch, job->seq_len, recipe);
   if (recipe == LADE_RECIPE_AUTO) /* of all tensor parallel ranks, microbatches and replicas */
     ret_cost->hardware_flops += share->layer.again_flops * lade_layout_size(layout, LADE_AXIS_TP) *
-                                (double)job->model->layers * (double)job->batch / (double)micro_batch;
+                                (double)job->model->layers * (double)job->batch / (double)params->micro_batch;
   return 0;
 }

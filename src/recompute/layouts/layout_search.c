@@ -236,7 +236,8 @@ static void candidate_bound(struct layout_searcher *s, const struct lade_layout_
                    ? 0
                    : lade_layers_cut(s->job->model, s->job->seq_len, n_pieces, NULL, &s->cuts[n_pieces]);
   if (!status)
-    status = lade_layout_span_bound(s->job, &layout, micro_batch, &residencies->items[0], &span_ns);
+    status = lade_layout_span_bound(&(struct lade_layout_cost_params){s->job, &layout, micro_batch,
+                                                                      &residencies->items[0]}, &span_ns);
   if (status) {
     s->status = status == -ENOMEM ? status : s->status;
     return;
@@ -349,8 +350,9 @@ static int core_make(struct layout_searcher *s, struct candidate_cores *cores, i
   if (cores->made[i] >= wanted)
     return 0;
   cores->made[i] = (uint8_t)wanted;
-  return lade_layout_core_make(s->job, &cores->layout, candidate->micro_batch, &candidate->residencies->items[i],
-                               wanted == CORE_BOUND, NULL, &cores->cores[i]);
+  const struct lade_layout_cost_params params = {s->job, &cores->layout, candidate->micro_batch,
+                                                 &candidate->residencies->items[i]};
+  return lade_layout_core_make(&params, wanted == CORE_BOUND, NULL, &cores->cores[i]);
 }
 
 /* True if layouts of @job are built and proved, so that estimates need not decide. */

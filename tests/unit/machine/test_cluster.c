@@ -49,7 +49,8 @@ static void presets_pass_their_own_check_and_read_back(void **state)
     assert_true(read.device.kernels.n_sms == cluster.device.kernels.n_sms);
     assert_memory_equal(&read.node_store, &cluster.node_store, sizeof(read.node_store));
     assert_memory_equal(&read.device.store, &cluster.device.store, sizeof(read.device.store));
-    assert_true(read.n_nodes == cluster.n_nodes && read.usable_device_bytes == cluster.usable_device_bytes);
+    assert_true(read.n_nodes == cluster.n_nodes && read.usable_device_bytes == cluster.usable_device_bytes &&
+                read.nccl_version == cluster.nccl_version);
   }
   assert_int_equal(n, 7);
 }
@@ -97,6 +98,7 @@ static void wrong_files_are_refused_with_the_field(void **state)
       {"{\"preset\": \"dgx-h100\", \"nodes\": 0}", "nodes"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 1.5}", "nodes"},
       {"{\"preset\": \"dgx-h100\", \"usable_device_bytes\": \"90GiB\"}", "usable_device_bytes"},
+      {"{\"preset\": \"dgx-h100\", \"nccl_version\": 2.23}", "nccl_version"},
       {"{\"preset\": \"dgx-h100\", \"levels\": []}", "levels"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 0, "
        "\"latency_ns\": 1}]}", "levels[0].bytes_per_s"},
@@ -191,12 +193,54 @@ static void sums_over_many_nodes_go_along_trees(void **state)
   assert_true(gather.latency_ns > 10 * many.latency_ns);
 }
 
+/* Ratios of 8 ranks: (6.6 + 7 * 0.6) / (8.4 + 7 * 3.4) and (14 + 7 * 1.9) / (8.4 + 7 * 3.4) of NCCL's tuner. */
+static void short_messages_take_protocols_with_less_latency(void **state)
+{
+  struct lade_cluster cluster = preset_get("dgx-a100-80g");
+  const struct lade_transfer_price price = gather_of(&cluster, 8, 1);
+  const double ring_ns = 7 * cluster.levels[0].latency_ns, byte_ns = 1e9 / cluster.levels[0].bytes_per_s;
+  assert_true(fabs(lade_transfer_ns(&price, 1, 1024) - (ring_ns * 10.8 / 32.2 + 1024 * byte_ns / 0.5)) < 2);
+  const double middle = 3e6; /* bytes: LL128 */
+  assert_true(fabs(lade_transfer_ns(&price, 1, middle) - (ring_ns * 27.3 / 32.2 + middle * byte_ns / 0.92)) < 2);
+  assert_true(lade_transfer_ns(&price, 1, 64e6) == (double)price.latency_ns + 64e6 * price.ns_per_byte);
+  assert_true(lade_transfer_ns(&price, 9, 9 * middle) > 8.99 * lade_transfer_ns(&price, 1, middle));
+  cluster.nccl_version = 0;
+  assert_int_equal(gather_of(&cluster, 8, 1).n_short, 0);
+  const struct lade_cluster pcie = preset_get("rtx4090x4"); /* LL128 needs NVLink */
+  assert_int_equal(gather_of(&pcie, 4, 1).n_short, 1);
+}
+
+static void gathers_of_one_rank_a_node_go_along_trees_since_2_23(void **state)
+{
+  struct lade_cluster cluster = preset_get("dgx-h100");
+  const struct lade_transfer_price pat = gather_of(&cluster, 256, 8), shared = gather_of(&cluster, 512, 4);
+  cluster.nccl_version = 22200;
+  const struct lade_transfer_price ring = gather_of(&cluster, 256, 8), shared_ring = gather_of(&cluster, 512, 4);
+  assert_true(lade_transfer_ns(&pat, 1, 1e6) < 0.6 * lade_transfer_ns(&ring, 1, 1e6));
+  assert_true(lade_transfer_ns(&pat, 1, 4e9) == lade_transfer_ns(&ring, 1, 4e9)); /* 3/4 of a ring's rate */
+  assert_true(lade_transfer_ns(&shared, 1, 1e6) == lade_transfer_ns(&shared_ring, 1, 1e6));
+}
+
+/* A level's latency found from the time of a short message gives that time back. */
+static void a_measured_short_message_is_priced_as_measured(void **state)
+{
+  struct lade_cluster cluster = preset_get("dgx-h100");
+  const double short_ns = 5000;
+  for (int is_between = 0; is_between < 2; is_between++) {
+    const double share = lade_cluster_short_share(&cluster, 8, is_between);
+    cluster.levels[is_between].latency_ns = short_ns / 7 / share;
+    const struct lade_transfer_price price = gather_of(&cluster, 8, is_between ? 8 : 1);
+    assert_true(share < 0.5 && fabs(lade_transfer_ns(&price, 1, 0) - short_ns) < 2);
+  }
+}
+
 static void sums_in_the_switch_help_inside_it_alone(void **state)
 {
   const struct lade_cluster cluster = preset_get("dgx-h100");
   struct lade_transfer_price gather, sum;
   lade_cluster_group_price(&cluster, 8, 1, &gather, &sum);
   assert_true(sum.ns_per_byte < gather.ns_per_byte);
+  assert_true(sum.latency_ns < 2 * gather.latency_ns); /* two hops, not fourteen */
   lade_cluster_group_price(&cluster, 16, 1, &gather, &sum);
   assert_true(sum.ns_per_byte == gather.ns_per_byte);
 }
@@ -255,6 +299,9 @@ int main(void)
       cmocka_unit_test(a_groups_level_is_the_outermost_that_it_crosses),
       cmocka_unit_test(sums_over_many_nodes_go_along_trees),
       cmocka_unit_test(sums_in_the_switch_help_inside_it_alone),
+      cmocka_unit_test(short_messages_take_protocols_with_less_latency),
+      cmocka_unit_test(gathers_of_one_rank_a_node_go_along_trees_since_2_23),
+      cmocka_unit_test(a_measured_short_message_is_priced_as_measured),
       cmocka_unit_test(an_exchange_crosses_levels_by_the_members_behind_them),
       cmocka_unit_test(stages_on_other_nodes_get_parts),
   };

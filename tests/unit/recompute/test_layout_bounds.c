@@ -95,6 +95,13 @@ static bool layout_draw(struct drawn *d, struct lade_share_residencies *residenc
   return true;
 }
 
+static const struct lade_layout_cost_params *drawn_priced(const struct drawn *d,
+                                                          struct lade_layout_cost_params *priced)
+{
+  *priced = (struct lade_layout_cost_params){&d->job, &d->layout, d->micro_batch, &d->share};
+  return priced;
+}
+
 /* Prove the stages that @cost names. Return the most that one needs. */
 static void stages_prove(const struct drawn *d, const struct lade_layout_cost *cost, uint64_t budget_bytes,
                          uint64_t *ret_device, uint64_t *ret_host)
@@ -127,11 +134,12 @@ static void no_program_needs_less_than_its_bound(void **state)
   for (int n = 0; n < N_DRAWS;) {
     const uint64_t at = seed;
     struct drawn d;
+    struct lade_layout_cost_params priced;
     struct lade_layout_cost cost;
     struct lade_error error;
     uint64_t device, host;
     if (!layout_draw(&d, residencies) ||
-        lade_layout_cost_make(&d.job, &d.layout, d.micro_batch, d.state_tier, &d.share, &error, &cost))
+        lade_layout_cost_make(drawn_priced(&d, &priced), d.state_tier, &error, &cost))
       continue;
     n++;
     stages_prove(&d, &cost, draw(2) ? cost.peak_bytes : cost.bound_bytes, &device, &host);
@@ -151,6 +159,7 @@ static void bounds_verify(const struct lade_model *model, const struct lade_layo
 {
   for (int has_dropout = 0; has_dropout < 2; has_dropout++) {
     struct drawn d = {.params = *params, .micro_batch = 1, .state_tier = state_tier};
+    const struct lade_layout_cost_params priced = {&d.job, &d.layout, 1, &d.share};
     const struct lade_share_key key = {.tp = params->tp, .is_sequence = params->is_sequence, .micro_batch = 1,
                                        .recipe = recipe};
     struct lade_layout_cost cost;
@@ -161,7 +170,7 @@ static void bounds_verify(const struct lade_model *model, const struct lade_layo
                                      .dropout = has_dropout ? 0.1 : 0};
     assert_int_equal(lade_layout_init(&d.params, &error, &d.layout), 0);
     assert_int_equal(lade_share_cost_make(&d.job, &key, &error, &d.share), 0);
-    assert_int_equal(lade_layout_cost_make(&d.job, &d.layout, 1, state_tier, &d.share, &error, &cost), 0);
+    assert_int_equal(lade_layout_cost_make(&priced, state_tier, &error, &cost), 0);
     stages_prove(&d, &cost, cost.peak_bytes, &device, &host);
     assert_true(cost.bound_bytes <= device && cost.bound_host_bytes <= host && cost.bound_sum_bytes <= device + host);
   }
@@ -192,18 +201,19 @@ static void no_step_takes_less_than_its_bound(void **state)
   assert_non_null(residencies);
   for (int n = 0; n < N_DRAWS;) {
     struct drawn d;
+    struct lade_layout_cost_params priced;
     struct lade_layout_core core;
     struct lade_layout_cost bound, cost;
     struct lade_error error;
     double span_ns = 0;
     if (!layout_draw(&d, residencies) ||
-        lade_layout_core_make(&d.job, &d.layout, d.micro_batch, &d.share, true, &error, &core))
+        lade_layout_core_make(drawn_priced(&d, &priced), true, &error, &core))
       continue;
     n++;
-    assert_int_equal(lade_layout_span_bound(&d.job, &d.layout, d.micro_batch, &d.share, &span_ns), 0);
+    assert_int_equal(lade_layout_span_bound(&priced, &span_ns), 0);
     assert_true(span_ns == core.span_ns);
     lade_layout_core_cost(&d.job, &core, &d.layout, d.state_tier, &bound);
-    assert_int_equal(lade_layout_core_make(&d.job, &d.layout, d.micro_batch, &d.share, false, &error, &core), 0);
+    assert_int_equal(lade_layout_core_make(&priced, false, &error, &core), 0);
     lade_layout_core_cost(&d.job, &core, &d.layout, d.state_tier, &cost);
     assert_true(bound.step_ns <= cost.step_ns * (1 + 1e-12));
     sum += span_ns / core.span_ns;
@@ -272,11 +282,12 @@ static void a_measured_program_decides_as_its_proof(void **state)
   assert_non_null(residencies);
   for (int n = 0; n < N_DRAWS / 8;) {
     struct drawn d;
+    struct lade_layout_cost_params priced;
     struct lade_layout_cost cost;
     struct lade_stage_program measured, proved;
     struct lade_error error;
     if (!layout_draw(&d, residencies) ||
-        lade_layout_cost_make(&d.job, &d.layout, d.micro_batch, d.state_tier, &d.share, &error, &cost))
+        lade_layout_cost_make(drawn_priced(&d, &priced), d.state_tier, &error, &cost))
       continue;
     n++;
     const uint64_t budget_bytes = draw(2) ? cost.peak_bytes : cost.bound_bytes;

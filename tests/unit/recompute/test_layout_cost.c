@@ -66,8 +66,8 @@ static void costs_make(const struct one_layout *one, const struct lade_layout_jo
   const struct lade_share_key key = {lade_layout_size(ret_layout, LADE_AXIS_TP), params.is_sequence, one->micro_batch,
                                      one->recipe, job->software};
   assert_int_equal(lade_share_cost_make(job, &key, &error, &share), 0);
-  assert_int_equal(lade_layout_cost_make(job, ret_layout, one->micro_batch, one->state_tier, &share, &error,
-                                         ret_cost), 0);
+  const struct lade_layout_cost_params priced = {job, ret_layout, one->micro_batch, &share};
+  assert_int_equal(lade_layout_cost_make(&priced, one->state_tier, &error, ret_cost), 0);
 }
 
 /* Prove the program of @one's stage: gathers begin early within @device_bytes; 0: just in time. */
@@ -486,7 +486,8 @@ static void residency_compare(const struct one_layout *one, const struct lade_sh
   struct lade_error error;
   params.n_kv_heads = one->model->n_kv_heads;
   assert_int_equal(lade_layout_init(&params, &error, &layout), 0);
-  assert_int_equal(lade_layout_cost_make(&job, &layout, one->micro_batch, state_tier, share, &error, &cost), 0);
+  const struct lade_layout_cost_params priced = {&job, &layout, one->micro_batch, share};
+  assert_int_equal(lade_layout_cost_make(&priced, state_tier, &error, &cost), 0);
   const struct lade_stage_params stage = {
       &job, &layout, one->micro_batch, {share->residency, state_tier, cost.peak_bytes}, LADE_STAGE_PROOF};
   if (lade_stage_program_make(&stage, &error, &program))
@@ -543,9 +544,10 @@ static double fastest_residency(const struct lade_layout_job *job,
   if (lade_layout_init(params, NULL, &layout))
     return best_ns;
   for (int i = 0; i < residencies->n; i++) {
+    const struct lade_layout_cost_params priced = {job, &layout, micro_batch, &residencies->items[i]};
     for (enum lade_tier tier = LADE_TIER_DEVICE; tier <= last; tier++) {
       const double slack = residencies->items[i].layer.host_bytes > 0 ? 1 : 0.97;
-      if (lade_layout_cost_make(job, &layout, micro_batch, tier, &residencies->items[i], NULL, &cost))
+      if (lade_layout_cost_make(&priced, tier, NULL, &cost))
         continue;
       if ((double)cost.peak_bytes * slack <= (double)layout_search_params->device_bytes &&
           cost.host_bytes <= layout_search_params->host_bytes)
@@ -730,10 +732,38 @@ static void separate_products_sum_their_input_gradients(void **state)
   }
 }
 
+/*
+ * The first stage of 1F1B takes the pipeline's whole time, and waits about p - 1 of m + p - 1 halves of it. Under ZB-H2
+ * no stage takes the whole time: stages begin and end one after the other.
+ */
+static void a_stage_idles_within_its_own_time(void **state)
+{
+  struct lade_error error;
+  struct lade_model model;
+  assert_int_equal(lade_model_preset("llama3-70b", &model, &error), 0);
+  model.layers = 128;
+  model.vocabulary = 1024; /* stages take one time */
+  const struct lade_layout_job job = job_of(&model, 64);
+  static const enum lade_schedule schedules[] = {LADE_SCHEDULE_1F1B, LADE_SCHEDULE_ZBH2};
+  for (int is_zbh2 = 0; is_zbh2 < 2; is_zbh2++) {
+    const struct one_layout one = {"", &model, LAYOUT(.tp = 8, .pp = 8, .schedule = schedules[is_zbh2]), 64, 1,
+                                   LADE_RECIPE_NONE};
+    struct lade_layout layout;
+    struct lade_layout_cost cost;
+    costs_make(&one, &job, &layout, &cost);
+    const double of_span = cost.bubble * cost.step_ns / (cost.step_ns - cost.grad_ns - cost.update_ns);
+    if (is_zbh2)
+      assert_true(cost.stage_bubble > 0 && cost.stage_bubble < 0.9 * of_span);
+    else
+      assert_true(fabs(cost.stage_bubble / of_span - 1) < 1e-6 && fabs(cost.stage_bubble - 7.0 / 71) < 0.001);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(separate_products_sum_their_input_gradients),
+      cmocka_unit_test(a_stage_idles_within_its_own_time),
       cmocka_unit_test(a_step_takes_the_time_of_its_program),
       cmocka_unit_test(a_replicas_step_takes_the_time_of_its_program),
       cmocka_unit_test(sums_over_replicas_hide_in_the_time_that_is_left),

@@ -33,8 +33,8 @@ int cluster_residencies_make(const struct cluster_plan *plan, enum lade_recipe r
 int cluster_layout_cost(struct cluster_plan *plan, struct lade_error *error)
 {
   const enum lade_recipe recipe = plan->share.residency.recipe;
-  int status = lade_layout_cost_make(plan->job, &plan->layout, plan->micro_batch, plan->state_tier, &plan->share,
-                                     error, &plan->cost);
+  const struct lade_layout_cost_params params = {plan->job, &plan->layout, plan->micro_batch, &plan->share};
+  int status = lade_layout_cost_make(&params, plan->state_tier, error, &plan->cost);
   const double again = plan->cost.hardware_flops - lade_step_flops(plan->job->model, plan->job->batch,
                                                                    plan->job->seq_len, recipe);
   plan->cost.model_flops = lade_step_flops(plan->job->model, plan->batch, plan->seq_len, LADE_RECIPE_NONE);
