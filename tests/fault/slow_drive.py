@@ -162,11 +162,15 @@ if sys.argv[4:] == ["burst"]:
     told = dict.fromkeys(("lasting_read_bytes_per_s", "lasting_write_bytes_per_s", "lasting_bytes_per_s"), 25e6)
     [entry] = probed["stores"].values()
     entry.update(told, burst_bytes=20_000_000, known_bytes=8 << 30)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(probed, file)
-    long_run(steps, 0, **BURST, SLOW_BURST_BYTES="300e6")
-    [again] = kept()[1]["stores"].values()
-    assert {field: again[field] for field in told} == told and again["known_bytes"] == 8 << 30, again
+    for attempt in range(3):  # on a busy machine the check of a run's begin may find another drive, to be measured again
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(probed, file)
+        long_run(steps, 0, **BURST, SLOW_BURST_BYTES="300e6")
+        [again] = kept()[1]["stores"].values()
+        if {field: again[field] for field in told} == told and again["known_bytes"] == 8 << 30:
+            break
+    else:
+        raise AssertionError(again)
     print(f"predicted {predicted:.3f} s, taken {seconds}; by the first rates {fast['predicted_step_seconds']:.3f} s")
     sys.exit(0)
 
