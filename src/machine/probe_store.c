@@ -4,10 +4,10 @@
  *
  * The probe opens a store of its own in the run's directory, in the way the run will. A sealed and verified transfer
  * costs checksums, and the rate includes them. Writes, reads and mixes of both (a quarter, a half and three quarters of
- * them reads) are 2 MiB transfers with several in flight. Rounds measure each of them in turn, for a tenth of a second
- * in all and at least one pass over the extent. A moment in which other programs use the cores or the drive then slows
- * a part of each rate, and the slowest round is left out. If a pass takes longer than a tenth of a second, the outer
- * two mixes are skipped, because two more passes would take the tuner's time.
+ * them reads) are 2 MiB transfers with several in flight. Rounds measure each of them in turn, for 80 ms in all and at
+ * least one pass over the extent. A moment in which other programs use the cores or the drive then slows a part of each
+ * rate, and the slowest round is left out. If a pass takes longer than 80 ms, the outer two mixes are skipped, because
+ * two more passes would take the tuner's time.
  *
  * Then the tuner (tune.c) sends requests of other sizes, every other one a write. They have no checksums, because the
  * drive's own preference is measured. The store passes each request to the drive whole, so it is opened for the tuner's
@@ -205,10 +205,10 @@ struct mix_rounds {
 /* Measure one round of a mix, unless its earlier rounds took the time of the mix. */
 static int mix_round(struct drive *drive, int n_writes, struct mix_rounds *rounds, struct lade_error *error)
 {
-  const int64_t start_ns = lade_now_ns();
   double rate = 0;
   if (rounds->ns >= LIMIT_NS)
     return 0;
+  const int64_t start_ns = lade_now_ns();
   int rc = passes_rate(drive, n_writes, LIMIT_NS / N_ROUNDS, error, &rate);
   if (rc)
     return rc;
@@ -239,7 +239,7 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
   int rc = 0;
   for (int i_round = 0; !rc && i_round < N_ROUNDS; i_round++) {
     for (size_t i = 0; !rc && i < LADE_COUNT(n_writes); i++) {
-      if (n_writes[i] % 2 == 0 || mixes[2].ns_per_byte[0] * pass_bytes(drive) <= LIMIT_NS)
+      if (n_writes[i] % 2 == 0 || pass_bytes(drive) <= mix_rate(&mixes[2]) * LIMIT_NS * 1e-9)
         rc = mix_round(drive, n_writes[i], &mixes[i], error);
     }
   }

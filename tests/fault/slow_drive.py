@@ -139,16 +139,14 @@ if sys.argv[4:] == ["burst"]:
     [entry] = before["stores"].values()
     assert "at first" in err and entry["lasting_bytes_per_s"] == 0, (err, entry)  # a short run begins at once
     steps = int(90 / fast["predicted_step_seconds"])  # a measurement of 4.5 s
-    for attempt in range(4):  # a busy machine may delay the steps
+    for attempt in range(4):  # a busy machine may delay the steps, and the measurement
         with open(path, "w", encoding="utf-8") as file:
             json.dump(before, file)
         predicted, seconds, err = long_run(steps, 5, **BURST, SLOW_BURST_BYTES="300e6")
         assert "that it does in long runs" in err, err
         [entry] = kept()[1]["stores"].values()
-        for kind in ("read_", "write_", ""):
-            assert 20e6 < entry[f"lasting_{kind}bytes_per_s"] < 60e6, entry
-        assert 5e7 < entry["burst_bytes"] < 1e9, entry
-        if 0.9 < predicted / min(seconds) < 1.1:
+        are_found = all(20e6 < entry[f"lasting_{kind}bytes_per_s"] < 60e6 for kind in ("read_", "write_", ""))
+        if are_found and 5e7 < entry["burst_bytes"] < 1e9 and 0.9 < predicted / min(seconds) < 1.1:
             break
     else:
         raise AssertionError((predicted, seconds, fast["predicted_step_seconds"], entry))

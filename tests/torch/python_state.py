@@ -16,8 +16,10 @@ import time
 import types
 
 from fixture import F, SEED, lade, nn, refused, torch
+from torch import set_default_dtype
 
 TOTAL = torch.zeros(())
+TEACHER = nn.Dropout(0.3)
 
 
 def batches():
@@ -300,6 +302,12 @@ def refusals():
         torch.set_default_dtype(torch.float32)
         return updated(loss_of(x + noise.float(), y), optimizer)
 
+    def of_other_dtype_by_name(x, y):
+        set_default_dtype(torch.float64)
+        noise = torch.randn(8, 16).float()
+        set_default_dtype(torch.float32)
+        return updated(loss_of(x + noise, y), optimizer)
+
     def buffer_wants_gradient(x, y):
         model.extra.requires_grad_()
         return updated(F.cross_entropy(model(x) + model.extra, y), optimizer)
@@ -314,7 +322,8 @@ def refusals():
         model[0].weight = nn.Parameter(model[0].weight.detach() * 0.5)
         return loss_of(x, y)
     cases = [
-        (of_other_dtype, "default dtype"), (buffer_wants_gradient, "a gradient in the buffer extra"),
+        (of_other_dtype, "default dtype"), (of_other_dtype_by_name, "default dtype"),
+        (buffer_wants_gradient, "a gradient in the buffer extra"),
         (counted(model, optimizer, places), "places['n']"),
         (lambda x, y: places["nested"]["losses"].append(updated(loss_of(x, y), optimizer)), "len(places['nested']['losses'])"),
         (lambda x, y: places["set"].add(updated(loss_of(x, y), optimizer)), "(set)"),
@@ -458,6 +467,7 @@ def flags_that_a_step_leaves():
     """Modes of modules, and which parameters are frozen: the next step and the caller find them."""
     def made(act, n_nets=1):
         def flagged():
+            TEACHER.train()
             nets = [net()[0] for _ in range(n_nets)]
             model = nn.ModuleList(nets)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -489,9 +499,47 @@ def flags_that_a_step_leaves():
         nets[1].requires_grad_(False)
         nets[0].requires_grad_(True)
         return updated(F.cross_entropy(nets[1](nets[0][0:1](x)[:, :16]), y), optimizer)
-    for act in (toggled, left_in_eval, frozen, in_turns):
-        same_bits(made(act, 2))
-        same_bits(made(act, 2), audit=False)
+
+    def of_another(nets, optimizer, x, y):
+        TEACHER.train(not TEACHER.training)
+        return updated(F.cross_entropy(nets[0](TEACHER(x)), y), optimizer)
+    for act in (toggled, left_in_eval, frozen, in_turns, of_another):
+        for options in ({}, {"audit": False}):
+            same_bits(made(act, 2), **options)
+
+
+def hooks_of_frozen_parameters_run():
+    """The step lets them require a gradient itself."""
+    def thawed():
+        model, optimizer = net()
+        model[0].requires_grad_(False)
+        model[0].weight.requires_grad_()
+        model[0].weight.register_hook(lambda grad: grad * 0.5)
+        model[0].weight.requires_grad_(False)
+
+        def train(x, y):
+            model[0].requires_grad_(True)
+            loss = updated(F.cross_entropy(model(x), y), optimizer)
+            model[0].requires_grad_(False)
+            return loss
+        return train, model, optimizer, lambda: []
+    same_bits(thawed, audit=False)
+
+
+def hooks_come_and_go_between_steps():
+    """Hooks of parameters and of modules that the caller registers, and removes."""
+    def changing():
+        model, optimizer = net()
+        held, kinds = [], [lambda: model[0].weight.register_hook(lambda grad: grad * 0.5),
+                           lambda: model[2].register_forward_hook(lambda _module, _args, out: out * 1.5)]
+
+        def observe():
+            for hook in held:
+                hook.remove()
+            held[:] = [kinds.pop()()] if kinds else []
+            return []
+        return lambda x, y: updated(F.cross_entropy(model(x), y), optimizer), model, optimizer, observe
+    same_bits(changing, audit=False)
 
 
 def hooks_of_parameters_reach_optimizers():
@@ -527,25 +575,29 @@ def views_of_parameters_are_returned():
     """Also by a plan whose parameters live on the host between steps: those stay, and hold their bytes."""
     def viewed():
         model, optimizer = net()
+        kept = {"weight": None}
 
         def train(x, y):
             loss = updated(F.cross_entropy(model(x), y), optimizer)
+            kept["weight"] = model[0].weight.detach()
             return torch.stack([loss, model[0].weight.detach()[1, 1]]), model[0].weight.detach().T
-        return train, model, optimizer
+        return train, model, optimizer, kept
     for budget, host in (("100%", None), ("min", "64MiB")):
         wanted, found = [], []
         for is_captured, seen in ((False, wanted), (True, found)):
             torch.manual_seed(0)
-            train, model, optimizer = viewed()
+            train, model, optimizer, kept = viewed()
             step = lade.torch.step(train, model, optimizer, budget, host=host, audit=False) if is_captured else train
             torch.manual_seed(SEED)
             seen += [[(t.tolist(), t.requires_grad) for t in step(*one)] for one in batches()]
+            seen.append((kept["weight"].tolist(), kept["weight"].requires_grad, kept["weight"] is model[0].weight))
         assert found == wanted, (budget, found, wanted)
 
 
 for case in (code_is_noted_in_each_capture, code_of_other_threads_is_not_noted, equal_functions_have_their_own_globals, tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
              hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments,
-             caches_without_tensors_are_kept, flags_that_a_step_leaves, hooks_of_parameters_reach_optimizers,
+             caches_without_tensors_are_kept, flags_that_a_step_leaves, hooks_of_frozen_parameters_run,
+             hooks_come_and_go_between_steps, hooks_of_parameters_reach_optimizers,
              views_of_parameters_are_returned, refusals):
     case()
     print(case.__name__, flush=True)

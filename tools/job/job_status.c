@@ -80,7 +80,7 @@ void job_status_clear(struct job_status *table, int n_ranks)
   table->n_ranks = n_ranks;
   memset(table->ranks, 0, (size_t)n_ranks * sizeof(*table->ranks));
   atomic_store(&table->first_step, -1);
-  atomic_store(&table->is_complete, 0);
+  atomic_store(&table->has_results, 0);
 }
 
 /* Return the identity of the directory that has the name of @step's checkpoint in --save. */
@@ -206,7 +206,7 @@ static int message_distance(const struct lade_error *error)
 
 void job_status_judge(const struct job_status *table, struct job_verdict *ret_verdict)
 {
-  struct job_verdict verdict = {.first_lost = -1, .is_complete = atomic_load(&table->is_complete)};
+  struct job_verdict verdict = {.first_lost = -1, .has_results = atomic_load(&table->has_results)};
   const struct job_status_rank *best = NULL;
   int first_unbegun = -1;
   for (int rank = 0; rank < table->n_ranks; rank++) {

@@ -58,7 +58,7 @@ struct job_status {
   struct job_status_checkpoint replaced; /* former checkpoint of that name, perhaps of another run */
   _Atomic int64_t saved_step; /* step of the last save seen complete; -1: none of this job */
   _Atomic int64_t saved_ns;   /* when that save took its values; 0: there is none */
-  atomic_int is_complete;     /* all results of this start are written: a rank lost later costs nothing */
+  atomic_int has_results;     /* the first rank has written the summary, --timeline and --html, and flushed its output */
   struct job_status_rank ranks[];
 };
 
@@ -118,7 +118,7 @@ struct job_verdict {
   struct lade_error error; /* code 0: no rank left a message */
   const char *verb;        /* verb of the first rank that has begun, owned by the table; NULL: none has */
   bool is_own;             /* a rank failed by itself: a restart would fail too */
-  bool is_complete;        /* job_status.is_complete */
+  bool has_results;        /* written before any rank was lost */
   int n_succeeded;         /* ranks that left by themselves without an error */
   int n_begun;
   int n_unbegun;           /* mpirun ends unbegun ranks when it loses one, so at most one of them is itself lost */

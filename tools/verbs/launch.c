@@ -20,9 +20,10 @@
  *
  * Restarts. A job that lost ranks (killed, stopped, ended without a message) can be started again: its ranks then
  * resume from the job's newest checkpoint in their --save. A job with a failure that a rank itself reported is not
- * restarted, because it would fail again. With --elastic a start has the remaining ranks, in the largest layout of the
- * same kind (lade_layout_shrink). The loss is known when a step begins again: the steps after the checkpoint, and the
- * time since it was complete.
+ * restarted, because it would fail again. Nor is a job whose results were written before a rank was lost: a second
+ * start would write them twice. With --elastic a start has the remaining ranks, in the largest layout of the same kind
+ * (lade_layout_shrink). The loss is known when a step begins again: the steps after the checkpoint, and the time since
+ * it was complete.
  *
  * Cores. Ranks may share cores (--oversubscribe), because mpirun's slots are cores and this process counts threads. If
  * ranks outnumber the threads, waits inside MPI yield the processor. Libraries that read OMP_NUM_THREADS then take one
@@ -460,23 +461,35 @@ static int silent_end_tell(const struct launch *launch, const struct end *end)
   return end->code;
 }
 
-/* True if signals ended ranks only after the job's results were written, and mpirun passed these on. */
-static bool is_complete(const struct launch *launch, const struct end *end)
+/*
+ * True if ranks were lost, or a signal ended one, only after the job's results were written. mpirun is taken to have
+ * passed them on if it ended by itself.
+ */
+static bool is_lost_after_results(const struct launch *launch, const struct end *end)
 {
   const struct job_verdict *verdict = &end->verdict;
-  const bool is_by_signal = verdict->n_lost || end->code > 128;
-  return verdict->is_complete && is_by_signal && !verdict->is_own && !end->signal_number && !launch->is_mpirun_stuck;
+  const bool is_lost = verdict->n_lost || end->code > 128;
+  return is_lost && verdict->has_results && !verdict->is_own && !end->signal_number && !launch->is_mpirun_stuck;
 }
 
-/* Note the rank that a signal ended after the results were written. Return the job's exit code. */
-static int complete_tell(const struct job_verdict *verdict)
+/*
+ * Report a rank that was lost after the job's results were written. Return the job's exit code: 0 if it was ended from
+ * outside, else mpirun's, because a rank that crashes is a defect.
+ */
+static int lost_after_results_tell(const struct end *end)
 {
-  char text[128], rank[32] = "a rank";
-  if (verdict->n_lost)
-    snprintf(rank, sizeof(rank), "rank %d", verdict->first_lost);
-  snprintf(text, sizeof(text), "%s was lost after the job's results were written: nothing is missing", rank);
-  message_print("launch: note", text);
-  return LADE_EXIT_DONE;
+  static const int outside[] = {SIGKILL, SIGTERM, SIGINT, SIGHUP};
+  char text[160], rank[32] = "a rank", ended_by[64];
+  bool is_outside = false;
+  for (size_t i = 0; i < LADE_COUNT(outside); i++)
+    is_outside |= end->code == 128 + outside[i];
+  if (end->verdict.n_lost)
+    snprintf(rank, sizeof(rank), "rank %d", end->verdict.first_lost);
+  signal_name(end->code, ended_by, sizeof(ended_by));
+  snprintf(text, sizeof(text), "%s ended%s%s after the job's results were written", rank, *ended_by ? " by " : "",
+           ended_by);
+  message_print(is_outside ? "launch: note" : "launch", text);
+  return is_outside ? LADE_EXIT_DONE : end->code;
 }
 
 /*
@@ -491,8 +504,8 @@ static int end_tell(struct launch *launch, const struct end *end, bool is_again)
     return signal_tell(launch, verdict);
   if (verdict->is_own)
     return exit_fail(verdict->verb, verdict->error.code, &verdict->error);
-  if (end->code && is_complete(launch, end))
-    return complete_tell(verdict);
+  if (end->code && is_lost_after_results(launch, end))
+    return lost_after_results_tell(end);
   if (end->signal_number) {
     lade_error_set(&launch->error, -EPIPE, "mpirun was ended by signal %d (%s), and its ranks with it",
                    end->signal_number, strsignal(end->signal_number));
@@ -507,7 +520,7 @@ static int end_tell(struct launch *launch, const struct end *end, bool is_again)
 static bool is_lost(const struct launch *launch, const struct end *end)
 {
   const struct job_verdict *verdict = &end->verdict;
-  if (!end->code || signals_get() || verdict->is_own || is_complete(launch, end))
+  if (!end->code || signals_get() || verdict->is_own || is_lost_after_results(launch, end))
     return false;
   return end->signal_number || verdict->error.code ||
          (verdict->n_begun ? verdict->n_lost + verdict->n_unbegun > 0 : end->code > 128);

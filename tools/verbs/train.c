@@ -722,7 +722,7 @@ static int run_all(struct train_run *run)
   if (!status && run->options.html && job_is_first(&run->job))
     status = run_page_write(run->options.html, &run->info, &run->error);
   if (!status && is_done && run->job.table && job_is_first(&run->job) && fflush(stdout) == 0)
-    atomic_store(&run->job.table->is_complete, 1);
+    atomic_store(&run->job.table->has_results, 1);
   if (is_done && run->job.world) /* a cache's defects are no errors of a run that is done */
     (void)lade_session_keep_links(run->session, lade_now_ns() - begun_ns, NULL);
   return status;

@@ -78,6 +78,7 @@ class Step:
         self.ready, self.is_told = {}, False  # key of a plan (_key) -> Plans
         self.last, self.broken, self.given = None, None, None
         self.pricer = Pricer(self.optimizer)
+        self.moded = []  # modules outside of the model whose training mode a step changed
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
         self.read_of_batch = set()  # names of attributes that the step reads of tensors of its arguments
         self.places = {}  # by their ids: where the step leaves tensors in Python, and what changes between steps there
@@ -185,7 +186,7 @@ class Step:
         names = sorted(self.read_of_batch)
         attributes = tuple(attributes_key(leaf, names) for leaf in leaves if isinstance(leaf, torch.Tensor)) if names else ()
         return (repr(spec), tuple(map(_leaf_key, leaves)), attributes, same, twice, self.given.signature(),
-                tuple(place.signature() for place in self.places.values()), self._fields())
+                tuple(place.signature() for place in self.places.values()), self._fields(), tuple(m.training for m in self.moded))
 
     def _fields(self):
         """Return the values of the optimizer's fields that the step reads in Python."""
@@ -246,8 +247,11 @@ class Step:
         self._create_state(planned.trace)
         new = {place.id: place for place in planned.trace.places if place.id not in self.places}
         captured = planned.trace
-        if new or not captured.fields <= self.fields or not captured.read_of_batch <= self.read_of_batch:  # constants of other plans
+        outside = [thing for thing, name, _ in captured.flags if name == "training" and not self.given.has(thing)]
+        moded = [module for module in outside if all(module is not other for other in self.moded)]
+        if new or moded or not captured.fields <= self.fields or not captured.read_of_batch <= self.read_of_batch:  # constants of other plans
             self.places.update(new)
+            self.moded += moded
             self.fields |= captured.fields
             self.read_of_batch |= captured.read_of_batch
             self._forget()
@@ -349,7 +353,7 @@ class Step:
         self._unpark()
         tensors = [t for _, _, t in planned.tensors(leaves)]
         planned.make_resizable(tensors)
-        results = self._execute(ready, tensors, meter)
+        results = [t.detach() if t.requires_grad else t for t in self._execute(ready, tensors, meter)]  # views of parameters
         plans = ready.plans()
         if plans is not None:
             plans.ended(ready)
@@ -513,7 +517,7 @@ class _Clock:
 
 def _returned(captured, results):
     """Return the result of the user's function, made of a step's @results."""
-    made = (t.detach() if t.requires_grad else t for t in results[:captured.n_out])  # views of parameters
+    made = iter(results[:captured.n_out])
     leaves = [next(made) if leaf is torch.Tensor else leaf.value(made) if isinstance(leaf, Deferred) else leaf
               for leaf in captured.out_leaves]
     return pytree.tree_unflatten(leaves, captured.out_spec)

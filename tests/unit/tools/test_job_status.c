@@ -108,16 +108,16 @@ static void ranks_that_others_ended_are_not_lost(void **state)
   assert_int_equal(verdict.first_lost, 3);
   assert_int_equal(verdict.error.code, -EPIPE);
   assert_false(verdict.is_own);
-  assert_false(verdict.is_complete);
-  atomic_store(&table->is_complete, 1);
+  assert_false(verdict.has_results);
+  atomic_store(&table->has_results, 1);
   job_status_leave(table, 3, 0, NULL);
   job_status_judge(table, &verdict);
-  assert_true(verdict.is_complete);
+  assert_true(verdict.has_results);
   assert_int_equal(verdict.n_lost, 0);
   assert_int_equal(verdict.first_lost, 0); /* then a rank that had not begun was lost */
   job_status_clear(table, 5);
   job_status_judge(table, &verdict);
-  assert_false(verdict.is_complete); /* of the start before */
+  assert_false(verdict.has_results); /* of the start before */
   job_status_destroy(table);
 }
 

@@ -39,9 +39,11 @@ def is_bound(values, node):
         return True
     if getattr(node.target, "_schema", None) is None or node.target._schema.name not in _MASKED_WRITES:
         return False
-    places, source = ([values.metas[values.value(arg)] for arg in args if arg is not None] for args in (node.args[1], node.args[2:3]))
-    masks = [place for place in places if place.dtype in (torch.bool, torch.uint8)]
-    is_filled = source[0].numel() == 1  # such a write needs no places
+
+    def meta(arg):
+        return values.metas[values.value(arg)]
+    masks = [index for index in node.args[1] if index is not None and meta(index).dtype in (torch.bool, torch.uint8)]
+    is_filled = meta(node.args[2]).numel() == 1  # such a write needs no places
     return bool(masks) and not is_filled and "lade_digest" not in node.meta
 
 

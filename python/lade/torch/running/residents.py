@@ -50,6 +50,8 @@ def rooms(values, tier):
 class Fetch:
     """A hook that brings a step's storages back before the model or its optimizer is read. Copies of it do nothing."""
 
+    is_of_lade = True  # no capture depends on it
+
     def __init__(self, step=None):
         self.step = weakref.ref(step) if step is not None else lambda: None
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags that a step leaves other than it found them: a module's training mode, and requires_grad of its tensors.
+"""Flags that a step leaves other than it found them: a module's training mode, and requires_grad of parameters and buffers.
 
-A capture depends on the flags at its begin, which are a part of a plan's key (trace.Given). The flags at its end are set
-after each step of the plan.
+A capture depends on the flags at its begin, which are a part of a plan's key (trace.Given, train_step). The flags at its
+end are set after each step of the plan.
 """
 from ...errors import CannotCapture
 
 
 class Flags:
-    """The flags of a model's modules and tensors as they are before a capture."""
+    """The flags of modules and tensors as they are before a capture."""
 
-    def __init__(self, given, fakes):
-        """@fakes: id of a parameter or a buffer -> the fake tensor that stands for it in the capture."""
-        self.modes = [(module, module.training) for _, module in given.modules]
-        own = [(name, t, fakes[id(t)]) for name, t in (*given.params, *given.buffers)]
-        self.tensors = [(name, t, fake, fake.requires_grad) for name, t, fake in own]
+    def __init__(self, given, fakes, modules):
+        """@fakes: id of a parameter or a buffer -> the fake tensor that stands for it in the capture. @modules: others
+        than those of the model that the step reaches; some may be of the model.
+        """
+        self.modes = {id(module): (module, module.training) for module in (*(own for _, own in given.modules), *modules)}
+        self.tensors = [(t, fakes[id(t)], fakes[id(t)].requires_grad) for _, t in (*given.params, *given.buffers)]
         self.buffers = [(name, fakes[id(t)]) for name, t in given.buffers]
 
     def changed(self):
@@ -22,12 +23,26 @@ class Flags:
         for name, fake in self.buffers:
             if fake.is_leaf and fake.grad is not None:
                 raise CannotCapture(f"the step leaves a gradient in the buffer {name}; make it a parameter", "backward")
-        found = [(module, "training", module.training) for module, before in self.modes if module.training != before]
-        return found + [(t, "requires_grad", fake.requires_grad) for _, t, fake, before in self.tensors
+        found = [(module, "training", module.training) for module, before in self.modes.values() if module.training != before]
+        return found + [(t, "requires_grad", fake.requires_grad) for t, fake, before in self.tensors
                         if fake.is_leaf and fake.requires_grad != before]
+
+    def restore(self):
+        """Give all modules the mode that they had."""
+        for module, before in self.modes.values():
+            module.training = before
+
+
+def present(given, changed):
+    """Return (module or tensor, flag, value) of the model's flags and of those that a step changed, as they are now."""
+    things = [(module, "training") for _, module in given.modules]
+    things += [(t, "requires_grad") for _, t in (*given.params, *given.buffers)]
+    things += [(thing, name) for thing, name, _ in changed if name == "training" and not given.has(thing)]
+    return [(thing, name, getattr(thing, name)) for thing, name in things]
 
 
 def put(flags):
-    """Set flags as changed() returned them."""
+    """Set flags as changed() and present() return them."""
     for thing, name, value in flags:
-        setattr(thing, name, value)
+        if getattr(thing, name) != value:
+            setattr(thing, name, value)

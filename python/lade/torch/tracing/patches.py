@@ -78,11 +78,9 @@ class _PlainReentrant:
         return function(*args)
 
 
-def _refusing(op, text, current=None):
-    """Return a function that refuses all calls but those that set the value which is @current."""
-    def refuse(*args, **_kwargs):
-        if current is None or args != (current,):
-            raise CannotCapture(text, op)
+def _refusing(op, text):
+    def refuse(*_args, **_kwargs):
+        raise CannotCapture(text, op)
     return refuse
 
 
@@ -279,8 +277,6 @@ def capturing(recorder):
     checkpoint = sys.modules["torch.utils.checkpoint"] if "torch.utils.checkpoint" in sys.modules else None
     seed = _refusing("torch.manual_seed", "a step that sets the seed is not captured; set it outside of the step")
     state = _refusing("torch.set_rng_state", "a step that sets the generator's state is not captured")
-    dtype = _refusing("torch.set_default_dtype", "a step that sets the default dtype is not captured; give dtype=",
-                      torch.get_default_dtype())
     before = generators.states(torch.device("cpu"))
     other = _refusing("optimizer.step", "the step drives an optimizer that it was not given; give all of them as optimizer=[...]")
     with contextlib.ExitStack() as stack:
@@ -304,7 +300,6 @@ def capturing(recorder):
         stack.enter_context(mock.patch.object(torch, "manual_seed", seed))
         for module in (torch, torch.random):
             stack.enter_context(mock.patch.object(module, "set_rng_state", state))
-        stack.enter_context(mock.patch.object(torch, "set_default_dtype", dtype))
         if recorder.is_cuda:  # foreach kernels have other bits than their parts, and a capture has fake tensors
             kinds = [torch.Tensor, FakeTensor]
             stack.enter_context(mock.patch.object(_foreach_utils, "_foreach_supported_types", kinds))

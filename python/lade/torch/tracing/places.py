@@ -154,6 +154,7 @@ class Places:
         self.keyed = []  # (name, dict or set with tensors as its keys, its entries before)
         self.fakes = {}  # of exchange(): id of a tensor, or of a tuple with tensors -> itself, the one in its place
         self.globals, self.met, self.parameters = None, set(), set()
+        self.modules = []  # all that the code reaches, those of the model too
         self._queue = [("", fn)] + [(type(module).__name__, module) for _, module in modules]
         self._queue += [(type(one).__name__, one) for one in arguments if not isinstance(one, (*_PLAIN, *_SKIPPED))]
         self._start()
@@ -197,6 +198,7 @@ class Places:
     def _module(self, module):
         if isinstance(module, torch.jit.ScriptModule):
             return
+        self.modules.append(module)
         kind, own = type(module).__name__ + ".", vars(module)
         self._hold(kind, own, lambda key: key not in MODULE_FIELDS)
         self._hold(kind, module._buffers)

@@ -84,10 +84,14 @@ class Given:
         return (len(params) == len(self.opt_params) and all(map(operator.is_, params, self.opt_params)) and
                 all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots))
 
+    def has(self, module):
+        """True for a module of the model."""
+        return any(module is own for _, own in self.modules)
+
     def signature(self):
         """Return the modes and flags that a captured graph depends on."""
         state = self.optimizer.state if self.optimizer else {}
-        return (tuple(module.training for _, module in self.modules),
+        return (tuple(module.training for _, module in self.modules), self._hooks(),
                 tuple((p.requires_grad, p.grad is None, p.dtype, p.shape, p.device) for _, p in self.params),
                 tuple((t.requires_grad, t.dtype, t.shape, t.device) for _, t in self.buffers),
                 tuple(tuple((key, getattr(value, "dtype", None)) for key, value in state.get(p, {}).items())
@@ -95,6 +99,14 @@ class Given:
                 tuple(len(group["params"]) for group in self.optimizer.param_groups) if self.optimizer else (),
                 torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"),
                 torch.is_autocast_enabled("cuda"), torch.get_default_dtype())
+
+
+    def _hooks(self):
+        """Return the numbers of all hooks that a capture runs; torch gives none twice. Those of this package do not count."""
+        tables = [own for _, module in self.modules for own in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks,
+                                                                module._backward_pre_hooks) if own]
+        tables += [own for _, p in self.params for own in (p._backward_hooks, p._post_accumulate_grad_hooks) if own]
+        return tuple(key for own in tables for key, hook in own.items() if not getattr(hook, "is_of_lade", False))
 
 
 class _Noted(dict):
@@ -383,13 +395,13 @@ def _restore(held_dicts, flat):
 
 
 def _copy_hooks(param, fake):
-    """Let the hooks of a parameter run in the capture."""
-    if not param.requires_grad:
-        return
+    """Let the hooks of a parameter run in the capture, also if the step itself lets it require a gradient."""
+    fake.requires_grad_()
     for hook in (param._backward_hooks or {}).values():
         fake.register_hook(hook)
     for hook in (param._post_accumulate_grad_hooks or {}).values():
         fake.register_post_accumulate_grad_hook(hook)
+    fake.requires_grad_(param.requires_grad)
 
 
 def _mode_of(tensors, layouts):
@@ -587,10 +599,11 @@ class _Body:
         self.places, self.watch, self.result = places, watch, result
         own = (*self.given.params, *self.given.buffers)
         self.reals = {id(fakes.own[id(t)]): t for _, t in own}
+        self.flags = None
 
     def __call__(self, *_flat):
         argued, storages, made = self._prepare(), self._storages(), []
-        flags = Flags(self.given, self.fakes.own)
+        flags = self.flags = Flags(self.given, self.fakes.own, self.places.modules)
         args, kwargs = self.spec.unflatten(self.fakes.batch, made)
         self.arguments = Arguments(args, kwargs, made, self.argued)
         try:
@@ -616,9 +629,11 @@ class _Body:
         fakes, leaves, batch = self.fakes, self.fakes.leaves, self.fakes.batch
         for _, t in self.given.params:
             own = fakes.own[id(t)]
-            own.requires_grad_(t.requires_grad)
             own.grad = fakes.grads.get(id(t))
-            _copy_hooks(t, own)
+            if t.is_floating_point() or t.is_complex():
+                _copy_hooks(t, own)
+        for _, t in self.given.buffers:
+            fakes.own[id(t)].requires_grad_(t.requires_grad)
         argued = [fake for fake, leaf in zip(batch, leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
                   and id(leaf) not in fakes.own]
         for fake in argued:
@@ -735,6 +750,9 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         refusal.other_guess, refusal.n_ops = branches.other_guess(), len(branches.graph.nodes) if branches.graph else 0
         raise refusal from fault
     finally:
+        if body.flags is not None:
+            body.flags.restore()
+        torch.set_default_dtype(watch.dtype)
         places.restore()
         watch.restore()
         for t in fakes.own.values():

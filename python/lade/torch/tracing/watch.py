@@ -201,7 +201,7 @@ class Watch(TorchDispatchMode):
         @codes: pauses below an op (reads.py). @looked_up: id of a tensor -> its place, which each step looks up.
         """
         super().__init__()
-        self.codes, self.looked_up = codes, looked_up
+        self.codes, self.looked_up, self.dtype = codes, looked_up, torch.get_default_dtype()
         self.branches, self.mode = branches, mode
         self.asking = None  # operands of a call with masks
         self.operands = None  # of the call under way, the values that its price depends on
@@ -241,6 +241,9 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # most calls of a capture ask this
+        if torch.get_default_dtype() is not self.dtype:  # calls without dtype= depend on it
+            self.branches.refuse("the step sets the default dtype; pass dtype= to the calls that make tensors",
+                                 "torch.set_default_dtype")
         is_paused, given, self.branches.given = self.codes.pause(), self.branches.given, {}
         try:
             return self._dispatch(func, args, kwargs or {})
