@@ -313,6 +313,10 @@ def refusals():
         return updated(F.cross_entropy(model(x) + model.extra, y), optimizer)
     model.register_buffer("extra", torch.zeros(5))
 
+    def leaves_a_hook(x, y):
+        model[0].bias.register_hook(lambda grad: grad * 0.5)
+        return updated(loss_of(x, y), optimizer)
+
     def data_anew(x, y):
         loss_of(x, y).backward()
         for p in model.parameters():
@@ -323,7 +327,7 @@ def refusals():
         return loss_of(x, y)
     cases = [
         (of_other_dtype, "default dtype"), (of_other_dtype_by_name, "default dtype"),
-        (buffer_wants_gradient, "a gradient in the buffer extra"),
+        (buffer_wants_gradient, "a gradient in the buffer extra"), (leaves_a_hook, "a hook of the parameter 0.bias"),
         (counted(model, optimizer, places), "places['n']"),
         (lambda x, y: places["nested"]["losses"].append(updated(loss_of(x, y), optimizer)), "len(places['nested']['losses'])"),
         (lambda x, y: places["set"].add(updated(loss_of(x, y), optimizer)), "(set)"),

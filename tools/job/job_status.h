@@ -58,7 +58,7 @@ struct job_status {
   struct job_status_checkpoint replaced; /* former checkpoint of that name, perhaps of another run */
   _Atomic int64_t saved_step; /* step of the last save seen complete; -1: none of this job */
   _Atomic int64_t saved_ns;   /* when that save took its values; 0: there is none */
-  atomic_int has_results;     /* the first rank has written the summary, --timeline and --html, and flushed its output */
+  atomic_int has_results;     /* the summary, --timeline and --html are written, and standard output is flushed */
   struct job_status_rank ranks[];
 };
 

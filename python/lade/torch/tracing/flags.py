@@ -5,6 +5,7 @@ A capture depends on the flags at its begin, which are a part of a plan's key (t
 end are set after each step of the plan.
 """
 from ...errors import CannotCapture
+from .places import hooks_of
 
 
 class Flags:
@@ -17,12 +18,16 @@ class Flags:
         self.modes = {id(module): (module, module.training) for module in (*(own for _, own in given.modules), *modules)}
         self.tensors = [(t, fakes[id(t)], fakes[id(t)].requires_grad) for _, t in (*given.params, *given.buffers)]
         self.buffers = [(name, fakes[id(t)]) for name, t in given.buffers]
+        self.hooks = [(name, fakes[id(t)], hooks_of(fakes[id(t)])) for name, t in given.params]
 
     def changed(self):
         """Return (module or tensor, flag, value) of each flag that the step leaves other than before."""
         for name, fake in self.buffers:
             if fake.is_leaf and fake.grad is not None:
                 raise CannotCapture(f"the step leaves a gradient in the buffer {name}; make it a parameter", "backward")
+        for name, fake, before in self.hooks:
+            if hooks_of(fake) != before:
+                raise CannotCapture(f"the step registers or removes a hook of the parameter {name}; do so outside of it", "Python state")
         found = [(module, "training", module.training) for module, before in self.modes.values() if module.training != before]
         return found + [(t, "requires_grad", fake.requires_grad) for t, fake, before in self.tensors
                         if fake.is_leaf and fake.requires_grad != before]
