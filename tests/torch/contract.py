@@ -39,6 +39,30 @@ def each_shape_and_mode_has_a_plan():
     assert len(step.ready) == 3, len(step.ready)
 
 
+def a_smaller_batch_has_the_bytes_of_a_larger_one():
+    """A share of its own peak is less than its parameters and state, and the larger batch's share fits it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())])
+    optimizer = adamw(model)
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    step = lade.torch.step(train, model, optimizer, "70%", audit=False)
+    refused(lade.DoesNotFit, lambda: step(torch.randn(4, 64)))
+    step(torch.randn(1024, 64))
+    first = step.report()
+    step(torch.randn(4, 64))
+    second = step.report()
+    assert second["budget_bytes"] == first["budget_bytes"] > 0.7 * second["unconstrained_peak_bytes"], (first, second)
+    assert second["planned_peak_bytes"] <= first["budget_bytes"], (first, second)
+    step(torch.randn(2048, 64))
+    assert first["budget_bytes"] < step.report()["budget_bytes"] <= 0.7 * step.report()["unconstrained_peak_bytes"] + 1
+
+
 def reports_have_their_fields():
     _, _, step = made("min")
     refused(lade.Error, step.report, "no step")
@@ -572,7 +596,8 @@ def described():
 if __name__ == "__main__":
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     train_step.PLAN_SECONDS = 0.3, 0.3
-    for case in (each_shape_and_mode_has_a_plan, reports_have_their_fields, plans_are_kept_on_disk,
+    for case in (each_shape_and_mode_has_a_plan, a_smaller_batch_has_the_bytes_of_a_larger_one, reports_have_their_fields,
+                 plans_are_kept_on_disk,
                  refusals_take_the_longest_search, gradients_of_the_caller_accumulate,
                  resuming_keeps_the_bits, the_audit_finds_other_bits, the_audit_names_the_op_with_other_bits,
                  the_audit_takes_fewer_rows, bytes_wait_on_host_and_store,

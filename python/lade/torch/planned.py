@@ -36,6 +36,7 @@ class Tiers:
         if store is not None and not isinstance(store, (str, os.PathLike)):
             raise ValueError(f"store is {store!r}; expected a directory")
         self.budget, self.store, self.ways = budget, store, tuple(ways)
+        self.share_bytes = 0  # the largest budget of a plan that was accepted, if the budget is a share
         self.host_bytes, self.host_exact = 0, host != "auto"
         if host is not None and "host" in ways:
             self.host_bytes = _memory_free() // 2 if host == "auto" else size_bytes(host)
@@ -127,17 +128,33 @@ class Planned:
         self.graph = self._graph()
         self.unconstrained_bytes, self.floor_bytes = self.graph.bounds()
         self.budget = budget_bytes(limits.budget, self.unconstrained_bytes)
+        self.plan = self._accepted(plan_seconds)
+        if limits.is_share:
+            limits.share_bytes = max(limits.share_bytes, self.budget)
+        self.offsets = self._place()
+        self.function, self.source = generate.compiled(self.values, self.plan, self.offsets)
+        self.plan_seconds = time.perf_counter() - start
+
+    def _accepted(self, seconds):
+        """Return a plan. Where a share of this batch's peak does not suffice, the bytes of an earlier batch's share do."""
         try:
-            self.plan = self._find(plan_seconds)
+            return self._settled(seconds)
+        except DoesNotFit:
+            if not self.limits.is_share or self.limits.share_bytes <= self.budget:
+                raise
+            self.budget = self.limits.share_bytes
+            return self._settled(seconds)
+
+    def _settled(self, seconds):
+        """Return a plan, if needed after the ops whose scratch is a bound have run and are exact."""
+        try:
+            return self._find(seconds)
         except DoesNotFit:
             if not self.bounded_ops():
                 raise
             self._settle_ops(self.run_bounded())
             self.graph = self._graph()
-            self.plan = self._find(plan_seconds)
-        self.offsets = self._place()
-        self.function, self.source = generate.compiled(self.values, self.plan, self.offsets)
-        self.plan_seconds = time.perf_counter() - start
+            return self._find(seconds)
 
     def _set_parts(self):
         """Say of each op which part of the step it is in, for reports."""
@@ -174,7 +191,7 @@ class Planned:
 
     def _live_elsewhere(self, kinds):
         """Let given storages of @kinds live on tiers."""
-        if kinds:
+        if kinds or len(self.values.at_start()) < sum(s["is_given"] for s in self.values.storages):
             residents.assign(self.values, self.names, self.limits, kinds, self._unparkable())
             self.graph = self._graph()
             self.floor_bytes = self.graph.bounds()[1]
