@@ -18,10 +18,10 @@
  * Short messages. A level states the latency and the rate of long ones, which NCCL sends by its protocol Simple. LL and
  * LL128 signal within each 8 or 128 bytes: less latency, and at most 1/2 and 0.92 of the rate. The table of protocols
  * has the latencies of NCCL's own tuner. This file takes their ratios to those of Simple, for the same group, and
- * scales the levels' latencies by them, so that a fitted or measured hop stays what it is. Gathers and scatters of
- * one rank a node may go along PAT's trees since NCCL 2.23. As in NCCL's tuner, a call takes the (algorithm, protocol)
- * that is fastest for its bytes. Channels are in the rates; that NCCL takes fewer channels and threads for messages of
- * a few kilobytes, whose time is latency, is left out. So is CollNet, which needs SHARP: sum_gain describes it.
+ * scales the levels' latencies by them, so that fitted and measured hops stay. Gathers and scatters of one rank a node
+ * may go along PAT's trees since NCCL 2.23. As in NCCL's tuner, a call takes the (algorithm, protocol) that is fastest
+ * for its bytes. Channels are in the rates; that NCCL takes fewer channels and threads for messages of a few kilobytes,
+ * whose time is latency, is left out. So is CollNet, which needs SHARP: sum_gain describes it.
  *
  * A send to the next stage goes over the outermost level that joins the stages, where the slowest of them are. In the
  * scattered form (Narayanan et al. 2021, section 4.1) each of t tensor parallel ranks sends 1/t over its own link. The
@@ -64,7 +64,7 @@ static const struct protocol ll128 = {14, {1.9, 4}, {1.25, 8.5}, 0.92, {7.0 / 9,
 #define PAT_RANK_US 2.8
 #define PAT_SHARE 0.75 /* of the ring's rate */
 
-/* What a group's collectives cross. */
+/* The steps and levels of a group's collectives. */
 struct group_path {
   int size;
   double ring[N_PLACES], tree[N_PLACES]; /* steps of a gather; hops of a reduction */

@@ -597,7 +597,7 @@ static bool row_is_made_at(const struct remat_schedule *schedule, const int32_t 
 
 /*
  * Let the first use of the row of @turn make it again, and then @turn, as before. Return true if all is back. It is not
- * where @turn has no row, where the use needs a value for its redos alone, or where the redos need what is gone.
+ * where @turn has no row, where the use needs a value for its redos alone, or where an input of the redos was released.
  */
 static bool row_moves_there_and_back(struct bench_schedule *bench, int turn)
 {
