@@ -38,6 +38,12 @@ void probe_sort(int64_t *values, int n);
 int64_t probe_median(int64_t *values, int n);
 int64_t probe_quartile(int64_t *values, int n);
 
+/*
+ * Return bytes/s of @n rounds of equal bytes, each in its ns per byte. With more than two, the slowest is left out,
+ * because other programs may have used the drive in it. 0 without a round.
+ */
+double probe_rounds_rate(const double *ns_per_byte, int n);
+
 /* Measure bytes/s of reads and writes through all threads, of AdamW and of sums of squares. -ENOMEM. */
 int probe_memory(const struct lade_probe_params *params, struct lade_cost *cost);
 

@@ -196,6 +196,18 @@ static int drive_latency(struct drive *drive, const struct lade_machine_store *m
   return 0;
 }
 
+double probe_rounds_rate(const double *ns_per_byte, int n)
+{
+  double sum = 0, largest = 0;
+  for (int i = 0; i < n; i++) {
+    sum += ns_per_byte[i];
+    largest = fmax(largest, ns_per_byte[i]);
+  }
+  if (n > 2)
+    return (n - 1) * 1e9 / (sum - largest);
+  return n ? n * 1e9 / sum : 0;
+}
+
 /* Passes of one mix, by round. */
 struct mix_rounds {
   double ns_per_byte[N_ROUNDS], ns;
@@ -217,17 +229,9 @@ static int mix_round(struct drive *drive, int n_writes, struct mix_rounds *round
   return 0;
 }
 
-/* Return bytes/s of a mix, without its slowest round if there are more than two; 0: not measured. */
 static double mix_rate(const struct mix_rounds *rounds)
 {
-  double sum = 0, largest = 0;
-  for (int i = 0; i < rounds->n; i++) {
-    sum += rounds->ns_per_byte[i];
-    largest = fmax(largest, rounds->ns_per_byte[i]);
-  }
-  if (rounds->n > 2)
-    return (rounds->n - 1) * 1e9 / (sum - largest);
-  return rounds->n ? rounds->n * 1e9 / sum : 0;
+  return probe_rounds_rate(rounds->ns_per_byte, rounds->n);
 }
 
 static int drive_measure(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)

@@ -20,7 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "run/checkpoint/checkpoint_internal.h"
@@ -119,6 +118,22 @@ static int index_read(struct init *init, const char *dir, const char *index, str
   return rc;
 }
 
+/*
+ * Store the path of @name in directory @dir. Return 1 if the directory has such an entry, 0 if it has none, or another
+ * error. A link to nothing is an entry: a model hub's directory whose download was interrupted has such links, and to
+ * open one tells which file is missing.
+ */
+static int entry_find(char path[PATH_MAX], const char *dir, const char *name, struct lade_error *error)
+{
+  struct stat st;
+  const int rc = checkpoint_path_join(path, dir, name, error);
+  if (rc < 0 || lstat(path, &st) == 0)
+    return rc < 0 ? rc : 1;
+  if (errno == ENOENT || errno == ENOTDIR) /* ENOTDIR: @dir is a single file of weights */
+    return 0;
+  return lade_error_set(error, -errno, "%s: cannot open: %s", path, strerror(errno));
+}
+
 static int files_open(struct init *init, const char *path, struct lade_error *error)
 {
   struct stat st;
@@ -127,13 +142,11 @@ static int files_open(struct init *init, const char *path, struct lade_error *er
     return lade_error_set(error, -errno, "%s: cannot open: %s", path, strerror(errno));
   if (!S_ISDIR(st.st_mode))
     return file_add(init, path, error);
-  int rc = checkpoint_path_join(inside, path, CHECKPOINT_MODEL, error);
-  if (rc < 0 || access(inside, F_OK) == 0)
+  int rc = entry_find(inside, path, CHECKPOINT_MODEL, error);
+  if (rc != 0)
     return rc < 0 ? rc : file_add(init, inside, error);
-  if (errno != ENOENT)
-    return lade_error_set(error, -errno, "%s: cannot open: %s", inside, strerror(errno));
-  rc = checkpoint_path_join(inside, path, CHECKPOINT_INDEX, error);
-  if (rc == 0 && access(inside, F_OK) < 0)
+  rc = entry_find(inside, path, CHECKPOINT_INDEX, error);
+  if (rc == 0)
     rc = lade_error_set(error, -ENOENT, "%s: neither %s nor %s is in it", path, CHECKPOINT_MODEL, CHECKPOINT_INDEX);
   return rc < 0 ? rc : index_read(init, path, inside, error);
 }
@@ -214,13 +227,13 @@ static int sums_open(struct init *init, const char *path, struct lade_error *err
   char state_path[PATH_MAX], config_path[PATH_MAX];
   const struct lade_model_graph *graph = init->values->graph;
   const int n = slices_count(graph);
-  int rc = checkpoint_path_join(state_path, path, CHECKPOINT_STATE, error);
-  if (rc < 0 || access(state_path, F_OK) < 0)
-    return rc; /* also for a single file, below which nothing exists */
+  int rc = entry_find(state_path, path, CHECKPOINT_STATE, error);
+  if (rc <= 0)
+    return rc;
   rc = saved_state_read_alone(&init->state, path, init->faults, error);
   if (rc == 0)
-    rc = checkpoint_path_join(config_path, path, CHECKPOINT_CONFIG, error);
-  if (rc == 0 && access(config_path, F_OK) == 0)
+    rc = entry_find(config_path, path, CHECKPOINT_CONFIG, error);
+  if (rc > 0)
     rc = saved_config_verify(&init->state, path, error);
   if (rc < 0)
     return rc;

@@ -479,7 +479,6 @@ static void lasting_rates_are_measured_and_kept(void **state)
   assert_int_equal(rmdir(dir), 0);
 }
 
-/* A list of directories is not a path, and a single one of them is measured differently. */
 static void a_small_copy_that_was_delayed_makes_no_rate(void **state)
 {
   const struct lade_link link = probe_link_make(4 << 20, 400000, 5000);
@@ -497,6 +496,16 @@ static void a_quartile_is_below_delayed_times(void **state)
   assert_int_equal(probe_median(ns, 8), 4000000);
 }
 
+static void one_slow_round_is_no_rate_of_a_drive(void **state)
+{
+  const double ns_per_byte[] = {0.5, 80, 0.25, 0.5};
+  assert_true(probe_rounds_rate(ns_per_byte, 4) == 3e9 / 1.25);
+  assert_true(probe_rounds_rate(ns_per_byte, 2) == 2e9 / 80.5); /* of two, none is known to be the slow one */
+  assert_true(probe_rounds_rate(ns_per_byte, 1) == 2e9);
+  assert_true(probe_rounds_rate(ns_per_byte, 0) == 0);
+}
+
+/* A list of directories is not a path, and a single one of them is measured differently. */
 static void several_directories_are_a_store_with_room(void **state)
 {
   char dirs[192], first[96], second[96];
@@ -642,6 +651,7 @@ int main(void)
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
       cmocka_unit_test(a_small_copy_that_was_delayed_makes_no_rate),
       cmocka_unit_test(a_quartile_is_below_delayed_times),
+      cmocka_unit_test(one_slow_round_is_no_rate_of_a_drive),
       cmocka_unit_test(a_gpus_large_microbatch_is_measured),
   };
   return cmocka_run_group_tests(tests, setup, teardown);

@@ -299,6 +299,25 @@ static void hostile_indexes_are_refused(void **state)
   lade_model_graph_destroy(graph);
 }
 
+/* An interrupted download leaves links to files that are not there: the missing one is named. */
+static void links_to_nothing_are_refused(void **state)
+{
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct stranger stranger;
+  stranger_init(&stranger, graph, "");
+  assert_int_equal(symlink("blob", in_scratch("model.safetensors.index.json")), 0);
+  init_is_refused(graph, "", -ENOENT, NAMES("model.safetensors.index.json", "cannot open"));
+  assert_int_equal(symlink("blob", in_scratch("model.safetensors")), 0);
+  init_is_refused(graph, "", -ENOENT, NAMES("model.safetensors", "cannot open"));
+  assert_int_equal(unlink(in_scratch("model.safetensors")), 0);
+  stranger_write(&stranger, "model.safetensors", 0, stranger.n);
+  init_gives_the_elements(graph, "");
+  assert_int_equal(symlink("blob", in_scratch("state.json")), 0); /* checksums are wanted, so values need them */
+  init_is_refused(graph, "", -ENOENT, NAMES("state.json"));
+  stranger_finish(&stranger);
+  lade_model_graph_destroy(graph);
+}
+
 static void a_checkpoint_is_a_start_too(void **state)
 {
   struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
@@ -371,6 +390,7 @@ int main(void)
       cmocka_unit_test_setup_teardown(another_type_is_refused, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(an_untied_head_is_needed, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(hostile_indexes_are_refused, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(links_to_nothing_are_refused, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_checkpoint_is_a_start_too, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_damaged_checkpoint_is_no_start, scratch_setup_in_memory, scratch_teardown),
   };
