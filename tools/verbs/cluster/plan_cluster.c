@@ -169,7 +169,7 @@ static int job_make(struct cluster_planning *planning)
       .cluster = &planning->cluster, .model = &planning->model, .kernels = &planning->kernels, .batch = session->batch,
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
-      .master = session->master, .dropout = session->dropout,
+      .master = session->master, .dropout = session->dropout, .fuses_gelu_fwd = session->gelu_fusion,
       .software = (enum lade_software)planning->options->software,
       .overlaps_tensor = planning->options->overlaps_tensor, .gathers_late = planning->options->gathers_late,
       .is_eager = planning->options->is_eager, .has_fused_norms = planning->options->has_fused_norms,
