@@ -152,7 +152,7 @@ static bool attribute_set(const struct lade_cublaslt *lt, struct chosen_product 
 static uint32_t epilogue_get(const struct lade_product_kind *kind)
 {
   if (kind->makes_gelu)
-    return kind->has_bias ? CUBLASLT_EPILOGUE_BIAS_GELU : CUBLASLT_EPILOGUE_GELU;
+    return kind->has_bias ? CUBLASLT_EPILOGUE_ADD_BIAS_MAKE_GELU : CUBLASLT_EPILOGUE_MAKE_GELU;
   return kind->has_bias   ? CUBLASLT_EPILOGUE_ADD_BIAS
          : kind->has_gelu ? CUBLASLT_EPILOGUE_GELU_SLOPE
                           : CUBLASLT_EPILOGUE_NONE;
