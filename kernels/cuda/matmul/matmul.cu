@@ -56,7 +56,7 @@ static __device__ void element_finish(const struct lade_matmul_args &args, int64
   else if (args.bias)
     sum += get_any(args.dtype, args.bias, column);
   put_any(args.out, args.c, i, sum);
-  if (args.gelu_y)
+  if (sizeof(T) == 2 && args.gelu_y) /* in F32 GELU is a kernel of its own, over c */
     put((T *)args.gelu_y + i, gelu<T>(sum));
 }
 

@@ -151,6 +151,15 @@ static int context_cut(struct cluster_planning *planning)
   return 0;
 }
 
+/* Refuse GELU in its product for software that computes it apart. */
+static int gelu_check(struct cluster_planning *planning)
+{
+  if (!planning->job.fuses_gelu_fwd || planning->job.software == LADE_SOFTWARE_LADE)
+    return 0;
+  return lade_error_set(&planning->error, -EINVAL, "--gelu-fusion is of Lade's own products, and without --software "
+                        "lade the step is priced as other software runs it: give --software lade");
+}
+
 static int job_make(struct cluster_planning *planning)
 {
   const struct lade_session_params *session = &planning->options->session;
@@ -189,7 +198,8 @@ static int job_make(struct cluster_planning *planning)
   if (planning->job.seq_len > planning->model.context)
     return lade_error_set(&planning->error, -EINVAL, "--seq %lld is longer than the context of %s, %lld",
                           (long long)planning->job.seq_len, planning->model.name, (long long)planning->model.context);
-  return context_cut(planning);
+  status = gelu_check(planning);
+  return status ? status : context_cut(planning);
 }
 
 /* ---- a given layout ---- */
