@@ -389,10 +389,12 @@ static void choice_write(const struct bench *bench, const struct lade_matmul_arg
   exit(1);
 }
 
-/* Return the time of a product; with GELU's slope of the op that it is. */
+/* Return the time of a product; with GELU or its slope of the op that it is. */
 static double product_seconds(struct bench *bench, const struct lade_matmul_args *args)
 {
   const struct lade_matmul_gelu_bwd_args with_slope = {.product = *args};
+  if (args->gelu_y)
+    return kernel_seconds(bench, LADE_K_MATMUL_GELU_FWD, args);
   return args->gelu_x ? kernel_seconds(bench, LADE_K_MATMUL_GELU_BWD, &with_slope)
                       : kernel_seconds(bench, LADE_K_MATMUL, args);
 }
@@ -421,13 +423,13 @@ static double best_seconds(struct bench *bench, const struct lade_matmul_args *a
 }
 
 /* The forms of products, by their names in the table and on the command line. */
-enum epilogue { PLAIN, BIAS, SLOPE };
+enum epilogue { PLAIN, BIAS, SLOPE, GELU };
 static const struct product_form {
   const char *name;
   enum lade_matmul_layout layout;
   enum epilogue epilogue;
 } product_forms[] = {{"NT", LADE_NT, PLAIN}, {"NT+bias", LADE_NT, BIAS}, {"NN", LADE_NN, PLAIN},
-                     {"NN+gelu", LADE_NN, SLOPE}, {"TN", LADE_TN, PLAIN}};
+                     {"NN+gelu", LADE_NN, SLOPE}, {"NT+bias+gelu", LADE_NT, GELU}, {"TN", LADE_TN, PLAIN}};
 
 static const struct product_form *form_find(enum lade_matmul_layout layout, enum epilogue epilogue)
 {
@@ -440,11 +442,13 @@ static const struct product_form *form_find(enum lade_matmul_layout layout, enum
 static void product_row(struct bench *bench, const struct product_form *form, int64_t m, int64_t n, int64_t k)
 {
   const double flops = 2 * (double)m * (double)n * (double)k;
+  const bool has_bias = form->epilogue == BIAS || form->epilogue == GELU;
   const struct lade_matmul_args args = {.layout = form->layout, .dtype = LADE_BF16,
                                         .out = form->layout == LADE_TN ? LADE_F32 : LADE_BF16, .m = m, .n = n, .k = k,
                                         .a = place(bench, 0), .b = place(bench, 1), .c = place(bench, 2),
-                                        .bias = form->epilogue == BIAS ? place(bench, 3) : NULL,
+                                        .bias = has_bias ? place(bench, 3) : NULL,
                                         .gelu_x = form->epilogue == SLOPE ? place(bench, 3) : NULL,
+                                        .gelu_y = form->epilogue == GELU ? place(bench, 4) : NULL,
                                         .workspace = place(bench, WORKSPACE)};
   double own = product_seconds(bench, &args), best = best_seconds(bench, &args, own);
   *bench->best_flops_per_s = fmax(*bench->best_flops_per_s, flops / best);
@@ -476,8 +480,8 @@ static void product_bench(struct bench *bench, const char *text)
     product_row(bench, &product_forms[i], m, n, k);
     return;
   }
-  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NN:MxNxK, NN+gelu:MxNxK or TN:MxNxK of "
-          "matrices of at most %.0f numbers\n", text, max);
+  fprintf(stderr, "bench-gpu: '%s' is no product NT:MxNxK, NT+bias:MxNxK, NT+bias+gelu:MxNxK, NN:MxNxK, "
+          "NN+gelu:MxNxK or TN:MxNxK of matrices of at most %.0f numbers\n", text, max);
   exit(2);
 }
 
@@ -489,11 +493,13 @@ static void products_bench(struct bench *bench)
     return;
   if (bench->is_small) {
     layer_bench(bench, 32, 16, 64);
+    product_row(bench, form_find(LADE_NT, GELU), 32, 64, 16);
     product_row(bench, form_find(LADE_NN, SLOPE), 32, 64, 16);
     return;
   }
   layer_bench(bench, 16384, 1600, 4800); /* gpt2-1.5b */
   layer_bench(bench, 16384, 1600, 6400);
+  product_row(bench, form_find(LADE_NT, GELU), 16384, 6400, 1600);
   product_row(bench, form_find(LADE_NN, SLOPE), 16384, 6400, 1600);
   layer_bench(bench, 8192, 4096, 6144); /* llama3-8b */
   layer_bench(bench, 8192, 4096, 14336);

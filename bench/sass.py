@@ -485,16 +485,24 @@ def attention_print(share_of, gpu):
         print(f'|{part}|{reckoned / 1e12:.0f}|{measured / 1e12:.0f}|')
 
 
-# Changes that would shorten the reckoned step, each on top of those before: words, bytes that a token's layer moves
-# more in each kernel, in units of the width ("copy": at a copy's bandwidth), and the factor of the products' rate.
+# The best of measured algorithms against the heuristic's first, as a factor of the products' rate (nvidia-h200.md).
+CHOICES = 1 / 0.992
+# --gelu-fusion, as below: the product writes GELU beside its sum, and GELU's kernel neither reads nor writes.
+GELU_FUSION = {'gelu_fwd_bf16': -16, 'copy': 8}
+# Changes that shorten the reckoned step, each on top of those before: words, bytes that a token's layer moves more in
+# each kernel, in units of the width ("copy": at a copy's bandwidth), and the factor of the products' rate.
 CHANGES = [
-    ('products by the best of measured algorithms, 0.8 %: where a file of choices is', {}, 1 / 0.992),
+    ("`--gelu-fusion`: GELU's forward in its product", GELU_FUSION, None),
+    ('products by the best of measured algorithms, 0.8 %: where a file of choices is', {}, CHOICES),
     ("a layer's last residual with the next layer's first norm: one kernel of two units, whose weights may not be there "
      'together', {'residual_fwd_bf16': 2, 'norm_fwd_bf16': -4}, None),
     ('residuals added by the products before them; tight budgets get slower, because operands, residual and sum are there '
-     'at once', {'residual_fwd_bf16': -(8 + 8), 'norm_fwd_bf16': 4 + 4, 'copy': 2 + 2}, None),
-    ("GELU's forward as an epilogue; other bits where a plan makes it again from the stored value",
-     {'gelu_fwd_bf16': -16, 'copy': 8}, None)]
+     'at once', {'residual_fwd_bf16': -(8 + 8), 'norm_fwd_bf16': 4 + 4, 'copy': 2 + 2}, None)]
+
+
+def layer_bytes_with(more):
+    """Return the bytes of a layer with those of a change."""
+    return {kernel: LAYER_BYTES.get(kernel, 0) + more.get(kernel, 0) for kernel in LAYER_BYTES | more}
 
 
 def changes_reckon(share_of, gpu, products=PRODUCTS):
@@ -528,9 +536,9 @@ def changes_print(share_of, gpu):
     parts, light = step_reckon(share_of, gpu, 3)
     left = sum(ns for name, ns in parts.items() if name.startswith(('products', 'attention')))
     fastest_ns = light * sum(parts.values())
-    print('\n## Changes that would shorten a step\n')
-    print('Each row on top of those above. Files of choices are built (docs/cuda.md), the others are not. '
-          f'60 % needs\n{fastest_ns / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
+    print('\n## Changes that shorten a step\n')
+    print('Each row on top of those above. The first two are built, to be chosen by the user (docs/cuda.md), the others are '
+          f'not.\n60 % needs {fastest_ns / 0.6:.0f} ns; products and attention alone take {left:.0f}.\n')
     print('|change|ns of a token|share of the speed of light|'
           f'with products at {PRODUCTS_CAREFUL:.0%}|\n|---|---:|---:|---:|')
     for (words, ns, after), (_, _, after_careful) in zip(rows, careful):
@@ -597,10 +605,13 @@ def step_print(rows, gpu):
           f'without the power limit of a step. Copies are at {COPY:.0%} of\nthe bandwidth; kernels at the shares that an H200 measured, others at their expected ones; '
           'causal attention\nwith its skipped tiles. Collectives, launches, the host and the instructions of epilogues are '
           'left out.\n')
-    print(f'|part|four products of the head|three|three, products at {PRODUCTS_CAREFUL:.0%}|three, at {alone:.1%}|\n'
-          '|---|---:|---:|---:|---:|')
+    heads = ['four products of the head', 'three', 'with `--gelu-fusion`', 'and a file of choices',
+             f'three, products at {PRODUCTS_CAREFUL:.0%}', f'three, at {alone:.1%}']
+    print('|part|' + '|'.join(heads) + '|\n|---|' + '---:|' * len(heads))
+    fused = layer_bytes_with(GELU_FUSION)
     columns = [step_reckon(shares.get, gpu, *case)
-               for case in ((4, PRODUCTS), (3, PRODUCTS), (3, PRODUCTS_CAREFUL), (3, alone))]
+               for case in ((4, PRODUCTS), (3, PRODUCTS), (3, PRODUCTS, fused), (3, PRODUCTS * CHOICES, fused),
+                            (3, PRODUCTS_CAREFUL), (3, alone))]
     for name in columns[0][0]:
         print(f'|{name}|' + '|'.join(f'{parts[name]:.0f}' for parts, _ in columns) + '|')
     print('|share of the speed of light|' + '|'.join(f'{light:.1%}' for _, light in columns) + '|')

@@ -34,6 +34,13 @@ void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel k
 const char *lade_cuda_attention_form_note(const struct lade_kernels *kernels, enum lade_dtype dtype, int64_t head_dim,
                                           const struct lade_score_form *form);
 
+/*
+ * True if the product of @args, with GELU, would be a plain kernel's, without tensor cores, though @kernels have
+ * cuBLASLt's: the library lacks it. Of its pointers only whether they are NULL counts. Any thread; may block for
+ * milliseconds.
+ */
+bool lade_cuda_lacks_gelu(const struct lade_kernels *kernels, const struct lade_matmul_args *args);
+
 typedef struct lade_cuda_kernels lade_cuda_kernels;
 
 /*

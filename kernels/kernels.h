@@ -60,7 +60,7 @@ struct lade_kernel_ctx {
   lade_pool *pool;
   const struct lade_step *step;
   const struct lade_cuda_launcher *launcher; /* of a CUDA device's kernels (cuda/launch.h); NULL on the host */
-  const struct lade_kernels *kernels;        /* on the host: the table, for LADE_K_MATMUL_GELU_BWD */
+  const struct lade_kernels *kernels;        /* on the host: the table, for the products with GELU */
 };
 
 typedef void lade_kernel_fn(const struct lade_kernel_ctx *ctx, const void *args);
@@ -80,6 +80,7 @@ enum lade_kernel {
   LADE_K_ATTENTION_BWD,
   LADE_K_GELU_FWD,
   LADE_K_GELU_BWD,
+  LADE_K_MATMUL_GELU_FWD,
   LADE_K_MATMUL_GELU_BWD,
   LADE_K_SWIGLU_FWD,
   LADE_K_SWIGLU_BWD,
@@ -139,6 +140,7 @@ struct lade_matmul_args {
   void *c;
   bool accumulate; /* only with out == A */
   const void *gelu_x; /* [m,n], D; only of LADE_K_MATMUL_GELU_BWD's product, else NULL */
+  void *gelu_y;       /* [m,n], D; only of LADE_K_MATMUL_GELU_FWD, else NULL */
   void *workspace;
 };
 
@@ -376,6 +378,12 @@ struct lade_gelu_bwd_args {
   bool accumulate;
   void *workspace; /* with d_bias */
 };
+
+/*
+ * LADE_K_MATMUL_GELU_FWD has struct lade_matmul_args with out == D and gelu_y, without accumulate and tree: c is the
+ * product with its bias, as LADE_K_MATMUL makes it, and gelu_y[m,n] is GELU of the sum in A before it is rounded to c.
+ * Both are rounded once. In F32 gelu_y is GELU of c; in 16 bits its bits differ from those of LADE_K_GELU_FWD over c.
+ */
 
 /*
  * c[m,n] = the product, times the slope of GELU at gelu_x: a product's input gradient with GELU's backward. d_bias is

@@ -133,6 +133,11 @@ struct lade_run_params {
    */
   int tp, pp, dp, zero;
   bool sequence_parallel;      /* with tp: norms, dropout and the activations between layers in parts, too */
+  /*
+   * Compute GELU in the product before it, of its sums before they are rounded. In 16 bits these are other numbers, the
+   * same at every budget. For models whose MLPs have GELU's tanh form without a gate (GPT-2).
+   */
+  bool gelu_fusion;
 };
 
 /*

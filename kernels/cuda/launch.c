@@ -35,6 +35,7 @@ static size_t workspace_bytes(const struct lade_kernels *kernels, enum lade_kern
   case LADE_K_MATMUL: return lade_cuda_matmul_bytes(kernels, args);
   case LADE_K_ATTENTION_BWD: return lade_cuda_attention_bwd_bytes(kernels, args);
   case LADE_K_COLUMN_SUM: return lade_cuda_column_sum_bytes(args);
+  case LADE_K_MATMUL_GELU_FWD: return lade_cuda_matmul_gelu_fwd_bytes(kernels, args);
   case LADE_K_MATMUL_GELU_BWD: return lade_cuda_matmul_gelu_bwd_bytes(kernels, args);
   case LADE_K_GELU_BWD: return lade_cuda_gelu_bwd_bytes(args);
   case LADE_K_EMBED_BWD: return lade_cuda_embed_bwd_bytes(args);

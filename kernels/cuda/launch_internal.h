@@ -44,9 +44,10 @@ void lade_cuda_row_sums_launch(const struct lade_kernel_ctx *ctx, const struct l
  */
 lade_kernel_fn lade_cuda_matmul;
 size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *args);
+size_t lade_cuda_matmul_gelu_fwd_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *args);
 size_t lade_cuda_matmul_gelu_bwd_bytes(const struct lade_kernels *kernels,
                                        const struct lade_matmul_gelu_bwd_args *args);
-lade_kernel_fn lade_cuda_gelu_bwd, lade_cuda_column_sum;
+lade_kernel_fn lade_cuda_gelu_fwd, lade_cuda_gelu_bwd, lade_cuda_column_sum;
 
 /* True if @attention, mma.sync or wgmma, has heads of @head_dim. Slower attentions of the same table compute others. */
 bool lade_cuda_attention_has(enum lade_cuda_attention attention, enum lade_dtype dtype, int64_t head_dim);

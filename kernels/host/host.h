@@ -80,6 +80,20 @@ static inline struct lade_column_sum_args lade_gelu_bias_sum(const struct lade_g
                                        .workspace = a->workspace};
 }
 
+/* Sums in F32 of a product that end as @x, rounded to D, and @y, GELU of the unrounded sum. D: BF16 or F16. */
+struct lade_gelu_sums {
+  enum lade_dtype dtype;
+  int64_t n_elements;
+  const float *sums;
+  void *x, *y;
+};
+typedef void lade_gelu_sums_fn(lade_pool *pool, const struct lade_gelu_sums *args);
+lade_gelu_sums_fn lade_gelu_sums_plain;
+
+/* Run LADE_K_MATMUL_GELU_FWD with @finish for the sums of 16-bit types. */
+void lade_matmul_gelu_fwd_run(const struct lade_kernel_ctx *ctx, const struct lade_matmul_args *args,
+                              lade_gelu_sums_fn *finish);
+
 /* Return GELU's backward of @a, in place on the product. */
 static inline struct lade_gelu_bwd_args lade_matmul_gelu_get(const struct lade_matmul_gelu_bwd_args *a)
 {
@@ -167,6 +181,7 @@ void lade_residual_init(struct lade_kernels *kernels);
 void lade_dropout_init(struct lade_kernels *kernels);
 void lade_rope_init(struct lade_kernels *kernels);
 void lade_gelu_init(struct lade_kernels *kernels);
+void lade_matmul_gelu_fwd_init(struct lade_kernels *kernels);
 void lade_matmul_gelu_bwd_init(struct lade_kernels *kernels);
 void lade_swiglu_init(struct lade_kernels *kernels);
 void lade_activation_init(struct lade_kernels *kernels);
@@ -239,6 +254,7 @@ size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, 
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads);
 size_t lade_column_sum_workspace_bytes(const struct lade_column_sum_args *args);
 size_t lade_gelu_bwd_workspace_bytes(const struct lade_gelu_bwd_args *args);
+size_t lade_matmul_gelu_fwd_workspace_bytes(const struct lade_matmul_args *args, int n_threads);
 size_t lade_matmul_gelu_bwd_workspace_bytes(const struct lade_matmul_gelu_bwd_args *args, int n_threads);
 size_t lade_embed_bwd_workspace_bytes(const struct lade_embed_bwd_args *args);
 size_t lade_norm_bwd_workspace_bytes(const struct lade_norm_bwd_args *args);

@@ -25,6 +25,7 @@ static const char *const names[LADE_N_KERNELS] = {
     [LADE_K_ATTENTION_BWD] = "attention_bwd",
     [LADE_K_GELU_FWD] = "gelu_fwd",
     [LADE_K_GELU_BWD] = "gelu_bwd",
+    [LADE_K_MATMUL_GELU_FWD] = "matmul_gelu_fwd",
     [LADE_K_MATMUL_GELU_BWD] = "matmul_gelu_bwd",
     [LADE_K_SWIGLU_FWD] = "swiglu_fwd",
     [LADE_K_SWIGLU_BWD] = "swiglu_bwd",
@@ -63,6 +64,7 @@ void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu)
   lade_dropout_init(kernels);
   lade_rope_init(kernels);
   lade_gelu_init(kernels);
+  lade_matmul_gelu_fwd_init(kernels);
   lade_matmul_gelu_bwd_init(kernels);
   lade_swiglu_init(kernels);
   lade_activation_init(kernels);
@@ -95,6 +97,7 @@ size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade
   case LADE_K_MATMUL: return lade_matmul_workspace_bytes(args, n_threads);
   case LADE_K_COLUMN_SUM: return lade_column_sum_workspace_bytes(args);
   case LADE_K_GELU_BWD: return lade_gelu_bwd_workspace_bytes(args);
+  case LADE_K_MATMUL_GELU_FWD: return lade_matmul_gelu_fwd_workspace_bytes(args, n_threads);
   case LADE_K_MATMUL_GELU_BWD: return lade_matmul_gelu_bwd_workspace_bytes(args, n_threads);
   case LADE_K_EMBED_BWD: return lade_embed_bwd_workspace_bytes(args);
   case LADE_K_NORM_BWD: return lade_norm_bwd_workspace_bytes(args);

@@ -228,22 +228,31 @@ static void matmul_params_backward(struct lade_build *build, int forward, const 
   lade_build_bias_grad(build, forward, dy, accumulator_get(build, op->in[2]));
 }
 
-/* Return the GELU that makes the product's x, if nothing else reads it and the graph fuses it; else -1. */
+/* Return the op with the GELU that makes the product's x, if nothing else reads it and the graph fuses it; else -1. */
 static int gelu_find(const struct lade_build *build, int forward)
 {
   const struct lade_model_graph *graph = build->graph;
   const struct lade_op *op = &graph->ops[forward];
   const int producer = graph->tensors[op->in[0]].producer;
+  const bool has_gelu = producer >= 0 && (graph->ops[producer].kind == LADE_OP_GELU ||
+                                          graph->ops[producer].kind == LADE_OP_MATMUL_GELU);
   if (!build->fuses_gelu || op->attr.is_dx_partial || gradient_find(build, op->in[0]) >= 0 ||
-      producer < graph->units[op->unit].first_fwd || graph->ops[producer].kind != LADE_OP_GELU)
+      !has_gelu || producer < graph->units[op->unit].first_fwd)
     return -1;
   return is_read_between(graph, op->in[0], producer, forward) ? -1 : producer;
 }
 
-/* Push the gradient of the input of @gelu, whose output the product @op reads. */
+/* Return the input of the GELU in op @gelu: the op's own, or the sums that it stores. */
+static int gelu_input(const struct lade_build *build, int gelu)
+{
+  const struct lade_op *op = &build->graph->ops[gelu];
+  return op->kind == LADE_OP_MATMUL_GELU ? op->out[0] : op->in[0];
+}
+
+/* Push the gradient of the input of the GELU in op @gelu, whose output the product @op reads. */
 static void matmul_gelu_backward(struct lade_build *build, int forward, const struct lade_op *op, int gelu, int dy)
 {
-  const int x = build->graph->ops[gelu].in[0];
+  const int x = gelu_input(build, gelu);
   int in[] = {dy, op->in[1], x}, out[] = {gradient_make(build, x), -1};
   lade_build_backward_op(build, LADE_OP_MATMUL_GELU_BWD, forward, in, out);
 }
@@ -265,6 +274,17 @@ void lade_matmul_backward(struct lade_build *build, int forward)
   gradient_join(build, forward, op.in[0], before);
   if (op.attr.is_dx_partial)
     matmul_params_backward(build, forward, &op, dy);
+}
+
+/* Push GELU's backward, unless the product that reads GELU has made it, and then that of the product. */
+void lade_matmul_gelu_backward(struct lade_build *build, int forward)
+{
+  const struct lade_op op = forward_get(build, forward);
+  if (gradient_find(build, op.out[1]) >= 0) {
+    int in[] = {op.out[0], gradient_get(build, op.out[1])}, out[] = {gradient_make(build, op.out[0]), -1};
+    lade_build_backward_op(build, LADE_OP_GELU_BWD, forward, in, out);
+  }
+  lade_matmul_backward(build, forward);
 }
 
 void lade_rope_backward(struct lade_build *build, int forward)

@@ -420,27 +420,37 @@ static enum lade_op_kind activation_kind(const struct lade_build *build, const c
   return activation == LADE_GELU_TANH ? LADE_OP_GELU : LADE_OP_ACTIVATION;
 }
 
+/* Build product and activation of an MLP's wide half over @h. Return the result. */
+static int wide_build(struct lade_build *build, int h, int weight, int bias)
+{
+  const struct lade_model *model = &build->graph->model;
+  const bool is_gated = row_get(build)->is_gated;
+  const struct lade_sharded_width half = {model->hidden, model->hidden / build->graph->share.tp};
+  const struct lade_sharded_width halves[] = {half, half};
+  const struct lade_op_attr column = lade_attr_column(build, is_gated ? 2 : 1, halves);
+  const struct lade_op_attr attr = {.activation = lade_model_activation(model)};
+  const char *product = is_gated ? "mlp.gate_up" : "mlp.fc", *name;
+  const enum lade_op_kind kind = activation_kind(build, &name);
+  const int in[] = {h, weight, bias};
+  if (build->fuses_gelu_fwd)
+    return lade_build_out(build, lade_build_op(build, LADE_OP_MATMUL_GELU, product, &column, in), 1);
+  int wide = lade_build_op(build, LADE_OP_MATMUL, product, &column, in);
+  return lade_build_out(build, lade_build_op(build, kind, name, &attr, (int[]){lade_build_out(build, wide, 0)}), 0);
+}
+
 /* Build the MLP branch of h, after its norm; @is_gathered: h has all rows. */
 static struct branch mlp_build(struct lade_build *build, int64_t i_layer, int h, bool is_gathered)
 {
   const struct lade_model *model = &build->graph->model;
   const struct lade_family_row *row = row_get(build);
-  const struct lade_sharded_width half = {model->hidden, model->hidden / build->graph->share.tp};
-  const struct lade_sharded_width halves[] = {half, half};
-  struct lade_op_attr column = lade_attr_column(build, row->is_gated ? 2 : 1, halves);
-  struct lade_op_attr attr = {.activation = lade_model_activation(model)};
-  const char *name;
-  const enum lade_op_kind kind = activation_kind(build, &name);
   int weight = wide_param(build, i_layer, model->width);
   int bias = has_bias(build, LADE_BIAS_MLP) ? wide_param(build, i_layer, 0) : -1;
   int down = out_param(build, i_layer, row->down, model->hidden, branch_std(build));
   if (!is_gathered)
     h = lade_build_enter(build, "mlp.gather", h);
-  int wide = lade_build_op(build, LADE_OP_MATMUL, row->is_gated ? "mlp.gate_up" : "mlp.fc", &column,
-                           (int[]){h, weight, bias});
-  int act = lade_build_op(build, kind, name, &attr, (int[]){lade_build_out(build, wide, 0)});
+  int act = wide_build(build, h, weight, bias);
   const struct branch_end end = {.prefix = "mlp", .product_name = row->is_gated ? "mlp.down" : "mlp.proj",
-                                 .x = lade_build_out(build, act, 0), .weight = down, .n_in = model->hidden,
+                                 .x = act, .weight = down, .n_in = model->hidden,
                                  .param_name = row->down, .bias_part = LADE_BIAS_MLP, .post_norm = row->post_2};
   return branch_finish(build, i_layer, &end);
 }
@@ -502,17 +512,23 @@ static int class_get(const struct lade_model_graph *graph, int64_t i_layer)
   return is_windowed ? LADE_CLASS_UNROTATED_WINDOWED_BLOCK : LADE_CLASS_UNROTATED_BLOCK;
 }
 
+/* Count the forward ops so far as they are in a graph of the whole model without fused ops. */
+static int forward_ops_count(const struct lade_build *build)
+{
+  return build->graph->n_ops + build->n_joined_ops - build->n_boundary_ops;
+}
+
 int lade_build_block(struct lade_build *build, int64_t i_layer, int x)
 {
   const struct lade_model_graph *graph = build->graph;
-  int first_param = graph->n_params, first_op = graph->n_ops - build->n_boundary_ops;
+  int first_param = graph->n_params, first_op = forward_ops_count(build);
   lade_build_unit(build, class_get(graph, i_layer), "h.%lld", (long long)i_layer);
   if (graph->model.n_parallel_norms)
     x = parallel_build(build, i_layer, x);
   else
     x = sequential_build(build, i_layer, x);
   LADE_ASSERT(graph->n_params - first_param == lade_model_layer_n_tensors(&graph->model));
-  LADE_ASSERT(graph->n_ops - build->n_boundary_ops - first_op == lade_model_layer_n_ops(&graph->model, i_layer));
+  LADE_ASSERT(forward_ops_count(build) - first_op == lade_model_layer_n_ops(&graph->model, i_layer));
   return x;
 }
 

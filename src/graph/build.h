@@ -14,12 +14,13 @@ struct lade_build {
   const struct lade_kernels *kernels;
   int n_threads;
   float dropout;
-  bool has_documents, fuses_gelu;
+  bool has_documents, fuses_gelu, fuses_gelu_fwd;
   int unit;         /* that new objects belong to */
   int chunk;        /* that new units belong to */
   int n_skipped_params, n_skipped_ops; /* of the whole model's forward half, before this point, on other stages */
   /* forward ops that only shares have: stage boundaries, collectives, a table's later parts */
   int n_boundary_ops;
+  int n_joined_ops; /* forward ops that are part of another one, and count for streams */
   int *gradient_of; /* by tensor: the tensor that holds its gradient so far; -1 */
 };
 
@@ -214,6 +215,7 @@ void lade_norm_backward(struct lade_build *build, int forward);
 void lade_residual_backward(struct lade_build *build, int forward);
 void lade_dropout_backward(struct lade_build *build, int forward);
 void lade_matmul_backward(struct lade_build *build, int forward);
+void lade_matmul_gelu_backward(struct lade_build *build, int forward);
 void lade_rope_backward(struct lade_build *build, int forward);
 void lade_attention_backward(struct lade_build *build, int forward);
 void lade_gelu_backward(struct lade_build *build, int forward);

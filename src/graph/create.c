@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/base.h"
+#include "graph/family.h"
 
 /* Rows N = batch * time stay in 31 bits, so with the model's limits every product of sizes fits 63 bits. */
 #define MAX_ROWS INT32_MAX
@@ -40,6 +41,15 @@ static int forms_check(const struct lade_model_graph_params *params, struct lade
     return lade_error_set(error, -EINVAL, "gradients are given to the update in f32 or in bf16, not in %s",
                           lade_dtype_name(params->grad_dtype));
   return 0;
+}
+
+/* Refuse GELU in its product for models without such a product. */
+static int gelu_check(const struct lade_model_graph_params *params, struct lade_error *error)
+{
+  if (!params->fuses_gelu_fwd || lade_model_has_gelu(params->model))
+    return 0;
+  return lade_error_set(error, -EINVAL, "model %s: --gelu-fusion joins GELU's tanh form with the product before it, "
+                        "and this model's MLPs have none: leave the option out", params->model->name);
 }
 
 /* Refuse sizes that the device's attention kernels do not support. */
@@ -83,6 +93,9 @@ static int params_check(const struct lade_model_graph_params *params, struct lad
     return lade_error_set(error, -EINVAL, "model %s: dropout %g: must be at least 0 and below 1", model->name,
                           (double)params->dropout);
   rc = attention_check(params, error);
+  if (rc < 0)
+    return rc;
+  rc = gelu_check(params, error);
   if (rc < 0)
     return rc;
   rc = forms_check(params, error);
@@ -140,7 +153,8 @@ int lade_model_graph_create(const struct lade_model_graph_params *params, struct
   struct lade_model_graph *graph = calloc(1, sizeof(*graph));
   struct lade_build build = {.graph = graph, .kernels = params->kernels, .n_threads = params->n_threads,
                              .dropout = params->dropout, .has_documents = params->has_documents,
-                             .fuses_gelu = params->fuses_gelu};
+                             .fuses_gelu = params->fuses_gelu,
+                             .fuses_gelu_fwd = params->fuses_gelu_fwd};
   if (!graph)
     return lade_error_set(error, -ENOMEM, "out of memory building the graph of %s", params->model->name);
   graph->model = *params->model;

@@ -188,6 +188,11 @@ float lade_model_logit_factor(const struct lade_model *model)
   return model->family == LADE_GRANITE ? 1 / model->logit_scale : model->logit_scale;
 }
 
+bool lade_model_has_gelu(const struct lade_model *model)
+{
+  return !lade_family_get(model->family)->is_gated && lade_model_activation(model) == LADE_GELU_TANH;
+}
+
 int lade_model_layer_n_norms(const struct lade_model *model)
 {
   if (model->n_parallel_norms)

@@ -67,6 +67,9 @@ int64_t lade_model_rotary_dim(const struct lade_model *model);
 /* Return the factor of the logits; 1: none. */
 float lade_model_logit_factor(const struct lade_model *model);
 
+/* True if the MLP is a product, GELU's tanh form and a product, without a gate. */
+bool lade_model_has_gelu(const struct lade_model *model);
+
 /* Return the number of norms of a layer, without those of queries and keys. */
 int lade_model_layer_n_norms(const struct lade_model *model);
 

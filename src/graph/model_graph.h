@@ -284,6 +284,7 @@ enum lade_op_kind {
   LADE_OP_DROPOUT,
   LADE_OP_DROPOUT_BWD,
   LADE_OP_MATMUL, /* y = x W^T (+ b) */
+  LADE_OP_MATMUL_GELU, /* MATMUL, and GELU of its sums before they are rounded */
   LADE_OP_MATMUL_DX,
   LADE_OP_MATMUL_GELU_BWD, /* MATMUL_DX, and the backward of the GELU that made x */
   LADE_OP_MATMUL_DW,
@@ -405,6 +406,11 @@ struct lade_model_graph_params {
   enum lade_dtype grad_dtype; /* F32 (that is, A), or BF16: complete gradients are rounded once; not with F64 */
   bool has_documents;         /* attention takes first keys, which the data give */
   bool fuses_gelu;            /* the product behind GELU makes the gradient before it (lade_machine_fuses_gelu) */
+  /*
+   * The product before GELU makes GELU too, of its sums before they are rounded (LADE_OP_MATMUL_GELU). In 16 bits the
+   * numbers differ, so the caller chooses it, never a device or a plan. -EINVAL for models without such a product.
+   */
+  bool fuses_gelu_fwd;
   struct lade_share share;
 };
 

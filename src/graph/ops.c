@@ -19,6 +19,7 @@
  *   dropout_bwd    dy                                             -> dx
  *   scale, scale_bwd  x                                           -> y
  *   matmul         x, weight, bias?                               -> y
+ *   matmul_gelu    x, weight, bias?                               -> y, gelu
  *   matmul_dx      dy, weight                                     -> dx
  *   matmul_gelu_bwd  dy, weight, x of GELU                        -> dx of GELU, d_bias? (of the product that made x)
  *   matmul_dw      dy, x                                          -> d_weight
@@ -343,6 +344,14 @@ static void matmul_outputs(const struct lade_model_graph *graph, const struct la
   ret_out[0] = activation_2d(tensor_in(graph, op, 0)->dims[0], tensor_in(graph, op, 1)->dims[0]);
 }
 
+static void matmul_gelu_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                                struct lade_op_output *ret_out)
+{
+  matmul_outputs(graph, op, &ret_out[0]);
+  ret_out[1] = ret_out[0];
+  ret_out[1].suffix = ".gelu";
+}
+
 /* Return 2 N out in, the flops of each of the three products of a linear layer. */
 static double matmul_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
@@ -369,6 +378,14 @@ static void matmul_bind(const struct lade_model_graph *graph, const struct lade_
   *a = matmul_args(graph, bind, LADE_NT, x->dims[0], weight->dims[0], weight->dims[1]);
   a->tree = op->attr.y_tree;
   a->bias = op->attr.is_bias_shared && graph->share.tp_rank > 0 ? NULL : in_at(bind, 2);
+}
+
+static void matmul_gelu_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                             const struct lade_bind *bind, void *args)
+{
+  struct lade_matmul_args *a = args;
+  matmul_bind(graph, op, bind, args);
+  a->gelu_y = out_at(bind, 1);
 }
 
 static void matmul_dx_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
@@ -591,6 +608,8 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
   [LADE_OP_DROPOUT_BWD] = {"dropout_bwd", LADE_K_DROPOUT, 1, 1, 0, .flops_per_element = 12, .bind = dropout_bind},
   [LADE_OP_MATMUL] = {"matmul", LADE_K_MATMUL, 3, 1, -1, matmul_outputs, .flops = matmul_flops, .bind = matmul_bind,
                       .backward = lade_matmul_backward},
+  [LADE_OP_MATMUL_GELU] = {"matmul_gelu", LADE_K_MATMUL_GELU_FWD, 3, 2, -1, matmul_gelu_outputs, .flops = matmul_flops,
+                           .bind = matmul_gelu_bind, .backward = lade_matmul_gelu_backward},
   [LADE_OP_MATMUL_DX] = {"matmul_dx", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dx_bind},
   [LADE_OP_MATMUL_GELU_BWD] = {"matmul_gelu_bwd", LADE_K_MATMUL_GELU_BWD, 3, 2, -1, .bias_out = 1,
                                .flops = matmul_flops, .bind = lade_op_matmul_gelu_bwd_bind},

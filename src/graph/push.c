@@ -172,8 +172,9 @@ int lade_build_op(struct lade_build *build, enum lade_op_kind kind, const char *
   struct lade_op *op = op_push(build, kind, in);
   if (attr)
     op->attr = *attr;
-  op->attr.stream = (uint32_t)(i_op + build->n_skipped_ops - build->n_boundary_ops);
+  op->attr.stream = (uint32_t)(i_op + build->n_skipped_ops + build->n_joined_ops - build->n_boundary_ops);
   build->n_boundary_ops += lade_op_is_stage_boundary(kind);
+  build->n_joined_ops += kind == LADE_OP_MATMUL_GELU;
   struct lade_op_output outputs[LADE_OP_MAX_OUT] = {0};
   lade_op_table[kind].outputs(graph, op, outputs);
   for (int i = 0; i < op->n_out; i++) {

@@ -121,7 +121,7 @@ static void piece_skip(struct lade_build *build, int64_t first)
     n_ops += lade_model_layer_n_ops(&graph->model, i);
   }
   build->n_skipped_params = n_params - graph->n_params;
-  build->n_skipped_ops = n_ops - (graph->n_ops - build->n_boundary_ops);
+  build->n_skipped_ops = n_ops - (graph->n_ops + build->n_joined_ops - build->n_boundary_ops);
 }
 
 /* Return the layers of @piece. pre: lade_model_graph_create has checked the number of pieces. */

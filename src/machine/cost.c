@@ -57,7 +57,7 @@ static const double compact_factors[LADE_N_MOMENTS] = {
 /* Share of the matrix rate that an op reaches; 0: it is bound by bytes alone. */
 static const double product_factors[LADE_N_OP_KINDS] = {
     [LADE_OP_MATMUL] = 0.90,    [LADE_OP_MATMUL_DX] = 0.90, [LADE_OP_MATMUL_DW] = 0.90,
-    [LADE_OP_MATMUL_GELU_BWD] = 0.90,
+    [LADE_OP_MATMUL_GELU] = 0.90, [LADE_OP_MATMUL_GELU_BWD] = 0.90,
     [LADE_OP_ATTENTION] = 0.50, [LADE_OP_ATTENTION_BWD] = 0.40,
     [LADE_OP_HEAD_LOSS] = 0.75, [LADE_OP_HEAD_LOSS_BWD] = 0.75, [LADE_OP_HEAD_STATS] = 0.75,
 };
@@ -327,6 +327,7 @@ static const double eager_launches[LADE_N_OP_KINDS][2] = {
     [LADE_OP_RESIDUAL_BWD] = {6, 18}, /* with a bias's gradient and its sum, as attention's */
     [LADE_OP_MATMUL] = {1, 7.0 / 4},
     [LADE_OP_MATMUL_DX] = {1, 10.0 / 4},
+    [LADE_OP_MATMUL_GELU] = {2, 2},
     [LADE_OP_MATMUL_GELU_BWD] = {2, 2},
     [LADE_OP_MATMUL_DW] = {2, 2 * 7.0 / 4},
     [LADE_OP_BIAS_GRAD] = {2, 2},
@@ -433,15 +434,27 @@ static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
 }
 
 /*
- * Price GELU's backward after a product as a kernel of its own, as other software and Lade's host and plain kernels run
- * it. On some devices it is an epilogue of Lade's products.
+ * Return the bytes that a pass for GELU after a product moves, in units of the product's, beside those of op->bytes.
+ * Backward reads x and dx and writes dx. Forward reads the sums again; in 16 bits the host first writes them in FP32.
  */
-static int64_t gelu_bwd_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
+static double gelu_pass_get(const struct lade_cost *cost, enum lade_dtype dtype, enum lade_op_kind kind)
+{
+  const double sums = cost->machine.is_unified && lade_dtype_bytes(dtype) == 2 ? 4 : 1;
+  return kind == LADE_OP_MATMUL_GELU ? sums : kind == LADE_OP_MATMUL_GELU_BWD ? 3 : 0;
+}
+
+/*
+ * Price GELU or its backward after a product as a kernel of its own, as other software and Lade's host run it. On some
+ * devices it is an epilogue of Lade's products.
+ */
+static int64_t gelu_pass_ns(const struct lade_cost *cost, const struct lade_model_graph *graph,
+                            const struct lade_op *op)
 {
   const bool is_epilogue = lade_machine_fuses_gelu(&cost->machine, graph->dtype) && !cost->has_plain_products;
-  if (op->kind != LADE_OP_MATMUL_GELU_BWD || is_epilogue)
+  const double pass = gelu_pass_get(cost, graph->dtype, op->kind);
+  if (pass == 0 || is_epilogue)
     return 0;
-  const double bytes = 3 * (double)graph->tensors[op->out[0]].bytes;
+  const double bytes = pass * (double)graph->tensors[op->out[0]].bytes;
   const double rate = cost->machine.device_bytes_per_s * (is_shaped(cost, graph->dtype) ? 1 : STREAM_FACTOR);
   return whole_ns(bytes / rate * 1e9) + (int64_t)cost->machine.launch_ns;
 }
@@ -454,7 +467,7 @@ int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_gr
   ns = is_shaped(cost, graph->dtype) ? shaped_ns(cost, graph, &graph->ops[op])
                                      : roofline_ns(cost, graph->dtype, graph->ops[op].kind, graph->ops[op].flops,
                                                    graph->ops[op].bytes);
-  return ns + gelu_bwd_ns(cost, graph, &graph->ops[op]) + (int64_t)cost->machine.launch_ns;
+  return ns + gelu_pass_ns(cost, graph, &graph->ops[op]) + (int64_t)cost->machine.launch_ns;
 }
 
 /* Price work by its shape; attention is fused. pre: the machine has a kernel model. */

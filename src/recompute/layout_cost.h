@@ -39,6 +39,7 @@ struct lade_layout_job {
   enum lade_moments moments;
   enum lade_master master;
   double dropout;
+  bool fuses_gelu_fwd; /* as in struct lade_model_graph_params */
   enum lade_software software;
   /* Properties of its steps, whichever software runs them: */
   bool overlaps_tensor; /* gathers and scatters of sequence parallel ranks run beside their products (share_cost.c) */

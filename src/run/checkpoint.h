@@ -34,6 +34,7 @@ struct lade_checkpoint_run {
   double lr, min_lr, dropout, beta1, beta2, eps, weight_decay, clip;
   int64_t moments, master;      /* enum lade_moments, enum lade_master */
   int64_t grad_dtype, grad_reduce; /* enum lade_dtype: F32 or BF16 */
+  int64_t gelu_fusion;          /* bool; both runs of a resume must have the same */
   uint64_t data_key;            /* of the training tokens; 0: they come from a function */
 };
 

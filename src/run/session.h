@@ -50,6 +50,7 @@ struct lade_session_params {
   enum lade_moments moments;
   enum lade_master master;
   enum lade_dtype grad_dtype;          /* LADE_F32, or LADE_BF16: complete gradients are rounded for the update */
+  bool gelu_fusion;                    /* GELU of a product's sums before they are rounded; -EINVAL without GELU */
   double dropout, beta1, beta2, eps, weight_decay, clip;
   struct lade_budget budget;
   uint64_t host_budget_bytes;

@@ -23,8 +23,12 @@
 static const struct lade_matmul_args product = {.layout = LADE_NT, .dtype = LADE_BF16, .out = LADE_BF16, .m = 16,
                                                 .n = 24, .k = 4096};
 static char path[64];
-static const struct lade_matmul_args with_slope = {.layout = LADE_NT, .dtype = LADE_BF16, .out = LADE_BF16, .m = 16,
-                                                   .n = 24, .k = 4096, .gelu_x = path};
+static const struct lade_matmul_args with_epilogue[] = {
+    {.layout = LADE_NT, .dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 4096, .bias = path},
+    {.layout = LADE_NT, .dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 4096, .gelu_x = path},
+    {.layout = LADE_NT, .dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 4096, .gelu_y = path},
+    {.layout = LADE_NT, .dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 4096, .bias = path,
+     .gelu_y = path}};
 
 /* Make the file of one @text. */
 static void file_make(const char *text)
@@ -44,18 +48,23 @@ static lade_device *device_open(void)
   return device;
 }
 
-/* Open the library and return the product's scratch; its name in @ret_name. */
-static size_t scratch_get(char ret_name[192])
+/* Open the library and return the scratch of the product of @args; the library's name in @ret_name. */
+static size_t scratch_of_get(const struct lade_matmul_args *args, char ret_name[192])
 {
   struct lade_error error = {0};
   lade_device *device = device_open();
   lade_cublaslt *lt = NULL;
   assert_int_equal(lade_cublaslt_open(device, &error, &lt), 0);
-  const size_t bytes = lade_cublaslt_workspace_bytes(lt, &product);
+  const size_t bytes = lade_cublaslt_workspace_bytes(lt, args);
   snprintf(ret_name, 192, "%s", lade_cublaslt_name(lt));
   lade_cublaslt_close(lt);
   lade_device_close(device);
   return bytes;
+}
+
+static size_t scratch_get(char ret_name[192])
+{
+  return scratch_of_get(&product, ret_name);
 }
 
 /* Write number @i of the product of @args to the end of the file, as a bench does. */
@@ -97,10 +106,22 @@ static void a_file_gives_its_algorithms_and_a_name_of_its_own(void **state)
   choice_append(0); /* the last line of a product counts */
   assert_true(scratch_get(other) > 0);
   assert_string_not_equal(other, first);
-  file_make("");
-  choice_of_append(&with_slope, 1); /* the same sizes with another epilogue are another product */
-  assert_true(scratch_get(other) > 0);
-  assert_non_null(strstr(other, " (1)"));
+}
+
+/* Each epilogue has a name of its own in the file: the same sizes with another one are another product. */
+static void every_epilogue_is_another_product(void **state)
+{
+  char name[192];
+  for (size_t i = 0; i < LADE_COUNT(with_epilogue); i++) {
+    file_make("");
+    setenv("LADE_MATMUL_CHOICES", path, 1);
+    const size_t first_bytes = scratch_of_get(&with_epilogue[i], name);
+    choice_of_append(&with_epilogue[i], 1);
+    assert_true(scratch_get(name) > 0);
+    assert_non_null(strstr(name, " (1)"));
+    for (size_t j = 0; j < LADE_COUNT(with_epilogue); j++)
+      assert_int_equal(scratch_of_get(&with_epilogue[j], name) < first_bytes, i == j);
+  }
 }
 
 /* A comment may be of any length, and the line after it still has its number. */
@@ -173,6 +194,7 @@ int main(void)
   snprintf(path, sizeof(path), "/tmp/lade-choices-%d", (int)getpid());
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_file_gives_its_algorithms_and_a_name_of_its_own),
+      cmocka_unit_test(every_epilogue_is_another_product),
       cmocka_unit_test(a_long_comment_is_skipped),
       cmocka_unit_test(choices_that_a_run_cannot_follow_are_errors),
       cmocka_unit_test(a_number_that_is_not_offered_fails_the_product),

@@ -337,6 +337,95 @@ static void a_product_with_gelus_slope_is_its_parts(void **state)
   lade_pool_destroy(pool);
 }
 
+/* ---- with GELU ---- */
+
+/* Check @y as GELU of the F32 @sums: within two units in the last place, or of F16's subnormals. */
+static void gelu_compare(enum lade_dtype dtype, const void *y, const float *sums, int64_t n, const char *variant)
+{
+  for (int64_t i = 0; i < n; i++) {
+    const double x = (double)sums[i], u = 0.79788456080286535588 * (x + 0.044715 * x * x * x);
+    const double exact = x / (1 + exp(-2 * u)), got = lade_element_load(dtype, y, i);
+    const double unit = dtype == LADE_F32 ? 0x1p-20 : 2 * unit_get(dtype);
+    if (!(fabs(got - exact) <= unit * fabs(exact) + 0x1p-24))
+      fail_msg("%s %s: GELU of %g is %g, not %g", variant, lade_dtype_name(dtype), x, got, exact);
+  }
+}
+
+/* Count the values of @y that are not GELU of the stored @c. */
+static int64_t differing_count(const struct lade_matmul_args *args, const struct lade_kernels *kernels, lade_pool *pool,
+                               void *gelu_of_c)
+{
+  void *none;
+  const int64_t n = args->m * args->n, bytes = (int64_t)lade_dtype_bytes(args->dtype);
+  struct lade_gelu_fwd_args gelu = {.dtype = args->dtype, .n_elements = n, .x = args->c, .y = gelu_of_c};
+  int64_t n_differing = 0;
+  kernel_call(kernels, LADE_K_GELU_FWD, &gelu, &none, pool);
+  for (int64_t i = 0; i < n; i++)
+    n_differing += memcmp((char *)args->gelu_y + i * bytes, (char *)gelu_of_c + i * bytes, (size_t)bytes) != 0;
+  return n_differing;
+}
+
+/*
+ * Run the op on several numbers of threads: c has the bits of the product alone, and gelu_y is GELU of the sums that
+ * the product has in F32. In 16 bits some of them differ from GELU of the rounded c, in F32 none.
+ */
+static void gelu_level_check(struct problem *problem, const struct lade_kernels *kernels, bool is_random)
+{
+  struct lade_matmul_args args = problem->args, wide = problem->args;
+  const int64_t n = args.m * args.n;
+  const size_t y_bytes = problem->c_bytes;
+  void *first = memory_make(y_bytes);
+  args.gelu_y = memory_make(y_bytes);
+  wide.out = LADE_F32;
+  wide.c = memory_make((size_t)n * sizeof(float));
+  for (int n_threads = 1; n_threads <= 5; n_threads += 2) {
+    lade_pool *pool;
+    assert_int_equal(lade_pool_create(n_threads, &pool), 0);
+    memset(args.c, 0xee, problem->c_bytes);
+    memset(args.gelu_y, 0xee, y_bytes);
+    kernel_call(kernels, LADE_K_MATMUL_GELU_FWD, &args, &args.workspace, pool);
+    if (n_threads == 1)
+      memcpy(first, args.gelu_y, y_bytes);
+    assert_memory_equal(args.gelu_y, first, y_bytes);
+    lade_pool_destroy(pool);
+  }
+  const int64_t n_differing = differing_count(&args, kernels, NULL, first);
+  assert_true(args.dtype == LADE_F32 ? n_differing == 0 : n_differing > 0 || !is_random);
+  memcpy(problem->result, args.c, problem->c_bytes);
+  kernel_call(kernels, LADE_K_MATMUL, &wide, &wide.workspace, NULL);
+  problem_run(problem, kernels, NULL);
+  if (!kernels->cublaslt) { /* the library may add up in another order for another epilogue */
+    assert_memory_equal(problem->result, problem->args.c, problem->c_bytes);
+    gelu_compare(args.dtype, args.gelu_y, wide.c, n, kernels->variant[LADE_K_MATMUL_GELU_FWD]);
+  }
+  memcpy(problem->args.c, problem->result, problem->c_bytes);
+  problem_compare(problem, kernels->variant[LADE_K_MATMUL_GELU_FWD]);
+  free(first);
+  free(args.gelu_y);
+  free(wide.c);
+}
+
+/* Shapes of one block of rows and of several, with and without a bias; sums on both sides of zero, and huge ones. */
+static void a_product_with_gelu_takes_its_sums_unrounded(void **state)
+{
+  static const int64_t shapes[][3] = {{1, 1, 1}, {97, 104, 89}, {61, 64, 1027}, {1040, 33, 5}};
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(LADE_K_MATMUL, levels);
+  struct lade_kernel_ctx alone = {0};
+  for (size_t s = 0; s < LADE_COUNT(shapes); s++)
+    for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
+      for (int values = RANDOM; values <= ALL_MAX; values++) {
+        const struct lade_matmul_args args = {.layout = LADE_NT, .dtype = dtypes[d], .out = dtypes[d],
+                                              .m = shapes[s][0], .n = shapes[s][1], .k = shapes[s][2]};
+        struct problem problem = problem_make(args, (enum values)values, d != 1);
+        lade_matmul_plain(&alone, &problem.exact);
+        for (int level = 0; level < n_levels; level++)
+          gelu_level_check(&problem, &levels[level], values == RANDOM && args.m > 1);
+        problem_free(&problem);
+      }
+}
+
 int main(void)
 {
   printf("seed %d\n", SEED);
@@ -347,6 +436,7 @@ int main(void)
       cmocka_unit_test(packed_k_counts_every_piece),
       cmocka_unit_test(a_tree_of_leaves_is_right),
       cmocka_unit_test(a_product_with_gelus_slope_is_its_parts),
+      cmocka_unit_test(a_product_with_gelu_takes_its_sums_unrounded),
       cmocka_unit_test(ranks_that_share_the_leaves_give_the_bits_of_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

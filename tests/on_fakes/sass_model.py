@@ -243,6 +243,14 @@ class Model(unittest.TestCase):
                 left[kernel] = left.get(kernel, 0) + n
         self.assertTrue(all(n >= 0 for n in left.values()), left)
 
+    def test_gelu_in_its_product_and_choices_are_the_first_changes(self):
+        rows, fused = sass.changes_reckon(lambda kernel: 0.5, GPU), sass.layer_bytes_with(sass.GELU_FUSION)
+        self.assertEqual(fused['gelu_fwd_bf16'], 0)
+        self.assertEqual(sum(sass.LAYER_BYTES.values()) - sum(fused.values()), 8)  # GELU's input is not read again
+        for row, factor in ((1, 1), (2, sass.CHOICES)):
+            parts, share = sass.step_reckon(lambda kernel: 0.5, GPU, 3, sass.PRODUCTS * factor, fused)
+            self.assertEqual(rows[row][1:], (sum(parts.values()), share))
+
     def test_shared_memory_follows_the_launches(self):
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_fwd_128_bf16'), 225 << 10)
         self.assertEqual(sass.launch_shared_bytes('attention_wgmma_dq_128_bf16'), 225 << 10)

@@ -23,9 +23,9 @@
 #include "kernels/cuda/launch_internal.h"
 #include "kernels/cuda/matmul/cublaslt_library.h"
 #include "tests/support/fakes/fakes.h"
+#include "tests/support/fakes/products.h"
 
 #define ARENA_BYTES ((uint64_t)4 << 20)
-#define PLACE_BYTES ((uint64_t)256 << 10) /* of one tensor in the arena */
 #define N 5000
 #define CALM "fail=none,nth=1,code=2,forever=0,lose=0"
 #define CALM_LT "version=130100,fail=none,nth=1,code=14,forever=0"
@@ -300,49 +300,6 @@ static void a_refused_launch_is_the_devices_status(void **state)
 
 /* ---- products of cuBLASLt ---- */
 
-/* A product, its operands on the host. */
-struct product {
-  struct lade_matmul_args args;
-  _Alignas(64) char a[PLACE_BYTES / 4], b[PLACE_BYTES / 4], c[PLACE_BYTES / 4], bias[4096];
-};
-
-static void operand_make(enum lade_dtype dtype, void *at, int64_t n, int seed)
-{
-  for (int64_t i = 0; i < n; i++) {
-    float value = (float)((i * 37 + seed * 11) % 203 - 101) / 64.0f + 0x1p-13f * (float)(i % 7);
-    if (dtype == LADE_F32)
-      ((float *)at)[i] = value;
-    else
-      ((uint16_t *)at)[i] = dtype == LADE_BF16 ? lade_f32_to_bf16(value) : lade_f32_to_f16(value);
-  }
-}
-
-static float operand_get(enum lade_dtype dtype, const void *at, int64_t i)
-{
-  if (dtype == LADE_F32)
-    return ((const float *)at)[i];
-  uint16_t bits = ((const uint16_t *)at)[i];
-  return dtype == LADE_BF16 ? lade_bf16_to_f32(bits) : lade_f16_to_f32(bits);
-}
-
-static void product_make(struct product *p, const struct lade_matmul_args *args, bool has_bias)
-{
-  p->args = *args;
-  operand_make(args->dtype, p->a, args->m * args->k, 1);
-  operand_make(args->dtype, p->b, args->n * args->k, 2);
-  operand_make(args->dtype, p->bias, args->n, 3);
-  operand_make(args->out, p->c, args->m * args->n, 4);
-  p->args.a = p->a;
-  p->args.b = p->b;
-  p->args.c = p->c;
-  p->args.bias = has_bias ? p->bias : NULL;
-}
-
-static uint64_t c_bytes(const struct product *p)
-{
-  return (uint64_t)(p->args.m * p->args.n) * lade_dtype_bytes(p->args.out);
-}
-
 /* Return the scratch of a product by the GPU's table. */
 static size_t scratch_get(const struct gpu *gpu, const struct lade_matmul_args *args)
 {
@@ -371,20 +328,6 @@ static int product_run(struct gpu *gpu, const struct product *p, size_t shift, v
   if (!status)
     move(gpu, got, c, c_bytes(p));
   return status;
-}
-
-static void distance_check(const struct lade_matmul_args *args, const void *got, const void *want)
-{
-  double norm = 0, distance = 0, unit = args->out == LADE_F32 ? 0x1p-18 : args->out == LADE_BF16 ? 0x1p-8 : 0x1p-10;
-  for (int64_t i = 0; i < args->m * args->n; i++) {
-    double x = operand_get(args->out, want, i), d = operand_get(args->out, got, i) - x;
-    norm += x * x;
-    distance += d * d;
-  }
-  if (!(sqrt(distance) <= unit * sqrt(norm)))
-    fail_msg("%s to %s, layout %d, %ld x %ld x %ld: %g of %g", lade_dtype_name(args->dtype),
-             lade_dtype_name(args->out), args->layout, (long)args->m, (long)args->n, (long)args->k, sqrt(distance),
-             sqrt(norm));
 }
 
 static void product_check(struct gpu *gpu, const struct product *p, size_t shift)
@@ -428,51 +371,72 @@ static void products_are_the_librarys_and_right(void **state)
   gpu_close(&gpu);
 }
 
-/*
- * GELU's slope is the library's epilogue, without a launch of its own, where it takes the product: in 16 bits and rows
- * of whole 16 bytes. Elsewhere a second kernel multiplies. Both are right.
- */
-static void gelus_slope_is_the_librarys_epilogue(void **state)
+/* A product with GELU, its shape, and how many products of the library and launches of kernels it takes. */
+struct gelu_case {
+  enum lade_kernel kernel;
+  enum lade_dtype dtype;
+  int64_t m, n, k;
+  uint64_t n_products, n_launches;
+};
+
+static void gelu_case_check(struct gpu *gpu, const struct gelu_case *c)
 {
-  static const struct {
-    enum lade_dtype dtype;
-    int64_t m, n, k;
-    uint64_t n_products, n_launches;
-  } cases[] = {{LADE_BF16, 24, 40, 16, 1, 0}, {LADE_F16, 24, 40, 200, 1, 0},
-               {LADE_F32, 24, 40, 16, 1, 1},  {LADE_BF16, 24, 30, 16, 0, 2}};
-  struct gpu gpu;
   static struct product p;
-  static char x[PLACE_BYTES / 4], got[PLACE_BYTES / 4];
+  static char x[PLACE_BYTES / 4], y[PLACE_BYTES / 4], got[PLACE_BYTES / 4];
+  static _Alignas(64) char sums[PLACE_BYTES / 4];
+  const bool is_slope = c->kernel == LADE_K_MATMUL_GELU_BWD;
+  const struct lade_matmul_args args = {.layout = is_slope ? LADE_NN : LADE_NT, .dtype = c->dtype, .out = c->dtype,
+                                        .m = c->m, .n = c->n, .k = c->k};
+  product_make(&p, &args, !is_slope);
+  operand_make(args.dtype, x, args.m * args.n, 5);
+  struct lade_matmul_gelu_bwd_args want = {.product = p.args}, on_gpu = {.product = p.args}; /* or their products */
+  want.product.gelu_x = is_slope ? x : NULL;
+  want.product.gelu_y = is_slope ? NULL : y;
+  want.product.workspace = sums;
+  on_gpu.product.a = at(gpu, 1);
+  on_gpu.product.b = at(gpu, 2);
+  on_gpu.product.c = at(gpu, 3);
+  on_gpu.product.bias = is_slope ? NULL : at(gpu, 4);
+  on_gpu.product.gelu_x = is_slope ? at(gpu, 5) : NULL;
+  on_gpu.product.gelu_y = is_slope ? NULL : at(gpu, 5);
+  on_gpu.product.workspace = at(gpu, 6);
+  move(gpu, at(gpu, 1), p.a, sizeof(p.a));
+  move(gpu, at(gpu, 2), p.b, sizeof(p.b));
+  move(gpu, at(gpu, 4), p.bias, sizeof(p.bias));
+  move(gpu, at(gpu, 5), x, sizeof(x));
+  struct lade_kernels table;
+  lade_cuda_kernels_get(gpu->kernels, &table);
+  lade_kernel_workspace_bytes(&table, c->kernel, &on_gpu, 1);
+  assert_int_equal(!is_slope && lade_cuda_lacks_gelu(&table, &on_gpu.product), !is_slope && !c->n_products);
+  const uint64_t products = lt.calls("cublasLtMatmul"), launches = fake.calls("cuLaunchKernel");
+  const uint64_t chosen = lt.calls("cublasLtMatmulAlgoGetHeuristic");
+  assert_int_equal(run(gpu, c->kernel, &on_gpu), 0);
+  assert_int_equal(lt.calls("cublasLtMatmul") - products, c->n_products);
+  assert_int_equal(fake.calls("cuLaunchKernel") - launches, c->n_launches);
+  assert_int_equal(lt.calls("cublasLtMatmulAlgoGetHeuristic"), chosen);
+  plain_run(c->kernel, &want, 7);
+  move(gpu, got, at(gpu, 3), c_bytes(&p));
+  distance_check(&p.args, got, p.c);
+  move(gpu, got, at(gpu, 5), c_bytes(&p));
+  distance_check(&p.args, got, is_slope ? x : y);
+}
+
+/*
+ * GELU and its slope are the library's epilogues, without a launch of their own, where it takes the product: in 16 bits
+ * and rows of whole 16 bytes. Elsewhere kernels follow, or the plain product has GELU. All are right.
+ */
+static void gelu_and_its_slope_are_the_librarys_epilogues(void **state)
+{
+  static const struct gelu_case cases[] = {
+      {LADE_K_MATMUL_GELU_BWD, LADE_BF16, 24, 40, 16, 1, 0}, {LADE_K_MATMUL_GELU_BWD, LADE_F16, 24, 40, 200, 1, 0},
+      {LADE_K_MATMUL_GELU_BWD, LADE_F32, 24, 40, 16, 1, 1},  {LADE_K_MATMUL_GELU_BWD, LADE_BF16, 24, 30, 16, 0, 2},
+      {LADE_K_MATMUL_GELU_FWD, LADE_BF16, 24, 40, 16, 1, 0}, {LADE_K_MATMUL_GELU_FWD, LADE_F16, 24, 40, 200, 1, 0},
+      {LADE_K_MATMUL_GELU_FWD, LADE_F32, 24, 40, 16, 1, 1},  {LADE_K_MATMUL_GELU_FWD, LADE_BF16, 24, 30, 16, 0, 1}};
+  struct gpu gpu;
   gpu_open(&gpu);
   kernels_open(&gpu);
-  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
-    const struct lade_matmul_args args = {.layout = LADE_NN, .dtype = cases[i].dtype, .out = cases[i].dtype,
-                                          .m = cases[i].m, .n = cases[i].n, .k = cases[i].k};
-    product_make(&p, &args, false);
-    operand_make(args.dtype, x, args.m * args.n, 5);
-    struct lade_matmul_gelu_bwd_args want = {.product = p.args}, on_gpu = {.product = p.args};
-    want.product.gelu_x = x;
-    on_gpu.product.a = at(&gpu, 1);
-    on_gpu.product.b = at(&gpu, 2);
-    on_gpu.product.c = at(&gpu, 3);
-    on_gpu.product.gelu_x = at(&gpu, 4);
-    on_gpu.product.workspace = at(&gpu, 5);
-    move(&gpu, at(&gpu, 1), p.a, sizeof(p.a));
-    move(&gpu, at(&gpu, 2), p.b, sizeof(p.b));
-    move(&gpu, at(&gpu, 4), x, sizeof(x));
-    struct lade_kernels table;
-    lade_cuda_kernels_get(gpu.kernels, &table);
-    lade_kernel_workspace_bytes(&table, LADE_K_MATMUL_GELU_BWD, &on_gpu, 1);
-    const uint64_t products = lt.calls("cublasLtMatmul"), launches = fake.calls("cuLaunchKernel");
-    const uint64_t chosen = lt.calls("cublasLtMatmulAlgoGetHeuristic");
-    assert_int_equal(run(&gpu, LADE_K_MATMUL_GELU_BWD, &on_gpu), 0);
-    assert_int_equal(lt.calls("cublasLtMatmul") - products, cases[i].n_products);
-    assert_int_equal(fake.calls("cuLaunchKernel") - launches, cases[i].n_launches);
-    assert_int_equal(lt.calls("cublasLtMatmulAlgoGetHeuristic"), chosen);
-    move(&gpu, got, at(&gpu, 3), c_bytes(&p));
-    plain_run(LADE_K_MATMUL_GELU_BWD, &want, 7);
-    distance_check(&p.args, got, p.c);
-  }
+  for (size_t i = 0; i < LADE_COUNT(cases); i++)
+    gelu_case_check(&gpu, &cases[i]);
   gpu_close(&gpu);
 }
 
@@ -781,7 +745,7 @@ int main(void)
       cmocka_unit_test(every_call_of_loading_may_fail),
       cmocka_unit_test(a_refused_launch_is_the_devices_status),
       cmocka_unit_test(products_are_the_librarys_and_right),
-      cmocka_unit_test(gelus_slope_is_the_librarys_epilogue),
+      cmocka_unit_test(gelu_and_its_slope_are_the_librarys_epilogues),
       cmocka_unit_test(accumulating_adds_the_complete_sum_once),
       cmocka_unit_test(an_algorithm_is_chosen_once_for_a_kind),
       cmocka_unit_test(operands_that_lie_askew_are_the_plain_kernels),

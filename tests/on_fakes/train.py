@@ -105,7 +105,8 @@ assert least < whole["unconstrained_bytes"], (least, whole)
 os.environ["LADE_CUDA_GRAPHS"] = "0"
 assert digests(train("cuda:0", *STEPS, "--budget", "min", *DRIVE, "--host-budget", "6MiB")) == digests(whole)
 del os.environ["LADE_CUDA_GRAPHS"]
-pairs = [] if SIZE == "brief" else [(["--clip", "0"], ["--optimizer-in-backward", "--budget", "min"])]
+pairs = [] if SIZE == "brief" else [(["--clip", "0"], ["--optimizer-in-backward", "--budget", "min"]),
+                                    (["--gelu-fusion"], ["--recompute", "full"])]
 if SIZE == "nano":
     pairs += [(["--grad-dtype", "bf16"], ["--budget", "min"]),
               (["--moments", "8bit", "--master", "24bit"], ["--budget", "min"])]
@@ -130,6 +131,15 @@ for _ in range(2):
 # With prices measured on this device, the numbers are the same.
 measured = train("cuda:0", *STEPS, "--budget", "min", machine=None)
 assert digests(measured) == digests(whole) and measured["speed_of_light"] > 0, (measured, whole)
+
+# A product whose rows the library does not take with GELU would be a plain kernel's.
+with open("odd.json", "w", encoding="utf-8") as file:
+    json.dump({"model_type": "gpt2", "n_embd": 32, "n_inner": 36, "n_layer": 1, "n_head": 2, "n_positions": 64,
+               "vocab_size": 256}, file)
+SHORT[1] = "./odd.json"
+code, out, err = run("cuda:0", *STEPS, "--gelu-fusion")
+assert code == 2 and not out and "no product of 16 x 36 x 32 with GELU in bf16" in err, (code, out, err)
+SHORT[1] = "./tiny.json"
 
 # A budget beyond any GPU is refused before anything is taken.
 code, out, err = run("cuda:0", *STEPS, "--budget", "900TiB")

@@ -182,6 +182,9 @@ def software_follows_from_the_layout():
             and seconds["deepspeed"] > 1.01 * seconds["lade"] and seconds["fsdp"] < 0.99 * seconds["deepspeed"],
             "software by name", seconds)
     require("as DeepSpeed runs it" in plan(*early, "1").stdout, "the text", None)
+    # GELU's forward too, where the user chooses other numbers.
+    fused = plan_json(*early, "1", "--software", "lade", "--gelu-fusion")["step_seconds"]
+    require(0.95 * seconds["lade"] < fused < seconds["lade"], "GELU in its product", (fused, seconds))
 
 
 def eager_attention_has_its_own_rate(directory):
@@ -755,6 +758,7 @@ def wrong_questions_are_refused(directory):
             ("have 27.9 TiB (30720000000000 bytes) (store_per_node)", [*SMALL, "--batch", "8", "--store-budget", "31TB"], 2),
             ("a node of cluster rtx4090x4 has none", ["--cluster", "rtx4090x4", *SMALL[2:], "--store-budget", "1TB"], 2),
             ("needs --recompute auto", [*SMALL, "--batch", "8", "--store-budget", "1TB", "--recompute", "full"], 2),
+            ("give --software lade", [*SMALL, "--batch", "8", "--gelu-fusion"], 2),
             ("exclude", [*SMALL, "--device", "dry"], 2),
             ("exclude", [*SMALL, "--frontier"], 2),
             ("exclude", [*SMALL, "--detail"], 2),

@@ -123,6 +123,9 @@ const struct option option_table[] = {
      .choices = grad_dtype_choices,
      .help = "type of complete gradients, which wait for the optimizer: 4 or 2 bytes per parameter; they are "
              "summed in FP32"},
+    {OPTION_FLAG, "gelu-fusion", NULL, ALL, AT(session.gelu_fusion),
+     .help = "compute GELU in the product before it, of sums that are not rounded yet: fewer bytes on GPUs, and other "
+             "numbers; for GPT-2 and models with the same GELU"},
     {OPTION_REAL, "lr", "X", RUN, VERB_PLAN, AT(session.lr), .preset = "1e-3", .max = 1e3,
      .help = "peak learning rate"},
     {OPTION_REAL, "min-lr", "X", RUN, VERB_PLAN, AT(session.min_lr), .unset = "a tenth of --lr", .max = 1e3,

@@ -350,6 +350,8 @@ static void lade_export(const struct cluster_plan *plan, FILE *file)
     fprintf(file, " --master %s", master_name(plan->job->master));
   if (plan->job->grad_dtype != LADE_F32)
     fprintf(file, " --grad-dtype bf16");
+  if (plan->job->fuses_gelu_fwd)
+    fprintf(file, " --gelu-fusion");
   if (sizes.dp > 1 && plan->layout.grad_reduce != LADE_F32)
     fprintf(file, " --grad-reduce bf16");
   if (plan->state_tier == LADE_TIER_STORE)

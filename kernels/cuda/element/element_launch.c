@@ -34,7 +34,7 @@ static void dropout(const struct lade_kernel_ctx *ctx, const void *args)
   elements_launch(ctx, LADE_CUDA_DROPOUT, a->dtype, packs(a->dtype, a->n_elements), a);
 }
 
-static void gelu_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_cuda_gelu_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_gelu_fwd_args *a = args;
   elements_launch(ctx, LADE_CUDA_GELU_FWD, a->dtype, packs(a->dtype, a->n_elements), a);
@@ -121,7 +121,7 @@ void lade_cuda_element_init(struct lade_kernels *kernels)
   kernels->fn[LADE_K_ADD] = add;
   kernels->fn[LADE_K_CAST] = cast;
   kernels->fn[LADE_K_DROPOUT] = dropout;
-  kernels->fn[LADE_K_GELU_FWD] = gelu_fwd;
+  kernels->fn[LADE_K_GELU_FWD] = lade_cuda_gelu_fwd;
   kernels->fn[LADE_K_GELU_BWD] = lade_cuda_gelu_bwd;
   kernels->fn[LADE_K_SWIGLU_FWD] = swiglu_fwd;
   kernels->fn[LADE_K_SWIGLU_BWD] = swiglu_bwd;

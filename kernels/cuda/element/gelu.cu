@@ -9,19 +9,11 @@
  * Moves 2 n elements forward, 3 n backward. Bound: memory; with 16 bits on fast memory only if an element takes at most
  * some twenty instructions, hence exp_for and reciprocal_for.
  */
+#include "kernels/cuda/element/gelu.h"
 #include "kernels/cuda/reduce/columns.h"
 
-#define SQRT_2_OVER_PI 0.79788456080286535588f
-#define CUBIC 0.044715f
 #define ROWS 4 /* at a time, of x and of dy */
 #define SLOPE_END 100.0f /* past it the slope's second term is 0 in F32, and x^3 may not be finite */
-
-template <class T> static __device__ inline float gelu(float x)
-{
-  float u = SQRT_2_OVER_PI * (x + CUBIC * x * x * x);
-  float e = exp_for(T(), -2 * fabsf(u));
-  return x * ((u < 0 ? e : 1.0f) * reciprocal_for(T(), 1 + e));
-}
 
 template <class T> static __device__ inline float gelu_slope(float x)
 {

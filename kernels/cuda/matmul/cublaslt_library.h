@@ -42,6 +42,8 @@ enum { CUBLASLT_OP_N = 0, CUBLASLT_OP_T = 1 };                               /* 
 enum { /* cublasLtEpilogue_t, a uint32_t */
   CUBLASLT_EPILOGUE_NONE = 1,
   CUBLASLT_EPILOGUE_ADD_BIAS = 4,
+  CUBLASLT_EPILOGUE_MAKE_GELU = 160,
+  CUBLASLT_EPILOGUE_ADD_BIAS_MAKE_GELU = 164,
   CUBLASLT_EPILOGUE_GELU_SLOPE = 192
 };
 enum {                                                                       /* cublasLtReductionScheme_t, a uint32_t */

@@ -5,9 +5,10 @@
  * to shared memory as F32. A thread has 4 x 4 of the tile in registers. Each element sums k in rising order, fused.
  *
  * Moves (m k n/64 + n k m/64) elements out of L2 and m n once. Bound: F32 arithmetic without tensor cores, 2 m n k
- * operations; 8 loads from shared memory for 16 multiply-adds stay below its limit.
+ * operations; 8 loads from shared memory for 16 multiply-adds stay below its limit. GELU of a sum takes it before it is
+ * rounded.
  */
-#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/element/gelu.h"
 
 #define TILE LADE_CUDA_TILE
 #define SLAB LADE_CUDA_SLAB
@@ -44,6 +45,7 @@ static __device__ void slab_load(const struct lade_matmul_args &args, int64_t ro
   }
 }
 
+template <class T>
 static __device__ void element_finish(const struct lade_matmul_args &args, int64_t row, int64_t column, float sum)
 {
   int64_t i = row * args.n + column;
@@ -54,6 +56,8 @@ static __device__ void element_finish(const struct lade_matmul_args &args, int64
   else if (args.bias)
     sum += get_any(args.dtype, args.bias, column);
   put_any(args.out, args.c, i, sum);
+  if (sizeof(T) == 2 && args.gelu_y) /* in F32 GELU is a kernel of its own, over c */
+    put((T *)args.gelu_y + i, gelu<T>(sum));
 }
 
 template <class T> static __device__ void matmul_of(const struct lade_matmul_args &args, const struct lade_step *step)
@@ -78,6 +82,6 @@ template <class T> static __device__ void matmul_of(const struct lade_matmul_arg
   for (int i = 0; i < PART; i++)
 #pragma unroll
     for (int j = 0; j < PART; j++)
-      element_finish(args, row + i0 + i * SIDE, column + j0 + j * SIDE, sum[i][j]);
+      element_finish<T>(args, row + i0 + i * SIDE, column + j0 + j * SIDE, sum[i][j]);
 }
 LADE_KERNEL_OF_DTYPES(matmul, lade_matmul_args)

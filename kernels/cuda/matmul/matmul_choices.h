@@ -13,7 +13,7 @@ struct lade_product_kind {
   enum lade_matmul_layout layout;
   enum lade_dtype dtype, out;
   int64_t m, n, k;
-  bool has_bias, has_gelu; /* the epilogue: a bias, or GELU's slope */
+  bool has_bias, has_gelu, makes_gelu; /* the epilogue: a bias, GELU's slope, GELU of the sum */
 };
 
 /* The algorithm of a kind: its number among those that the heuristic offers. */

@@ -20,12 +20,12 @@
  *  - Operands are promised to lie at ALIGN_BYTES, always. The plain kernel computes the others; as tensors begin at
  *    64 bytes, the choice follows from shapes and not from a tensor's place in a plan.
  *
- * Epilogues are the bias, added to the sum in FP32 and rounded once, as kernels.h says, and the slope of GELU. The
- * latter multiplies the sum before it is rounded. That is one op in every plan (matmul_gelu_bwd), so no residency
- * changes its bits. The library's GELU forward is not used: it takes the sum before it is rounded, while ours takes the
- * stored value. A plan that recomputes it from the stored value would get other bits than one that keeps it. The
- * library's gradient of the bias is not used either: it overwrites, where ours accumulates over microbatches, and the
- * precision of its sum is not documented.
+ * Epilogues are the bias, added to the sum in FP32 and rounded once, as kernels.h says; the slope of GELU, which
+ * multiplies the sum before it is rounded; and GELU of the sum before it is rounded, whose other output is the rounded
+ * sum. The latter two are one op each in every plan (matmul_gelu_bwd, matmul_gelu), which is repeated whole, so no
+ * residency changes their bits. GELU of the unrounded sum has other bits than GELU of the stored value. So the model's
+ * graph says which of both is computed, and no plan mixes them. The library's gradient of the bias is not used: it
+ * overwrites, where ours accumulates over microbatches, and the precision of its sum is not documented.
  */
 #include "kernels/cuda/matmul/matmul_cublaslt.h"
 
@@ -77,7 +77,7 @@ struct lade_cublaslt {
 static struct lade_product_kind kind_get(const struct lade_matmul_args *args)
 {
   return (struct lade_product_kind){args->layout, args->dtype, args->out, args->m, args->n, args->k,
-                                    args->bias != NULL, args->gelu_x != NULL};
+                                    args->bias != NULL, args->gelu_x != NULL, args->gelu_y != NULL};
 }
 
 static int type_of(enum lade_dtype dtype)
@@ -86,14 +86,15 @@ static int type_of(enum lade_dtype dtype)
 }
 
 /*
- * True if the library can take it: it counts in 32 bits, takes a bias only in the type of the output, and GELU's x only
- * in 16 bits, in rows that are multiples of 16 bytes.
+ * True if the library can take it: it counts in 32 bits, takes a bias only in the type of the output, and GELU's x, as
+ * an input or an output, only in 16 bits, in rows that are multiples of 16 bytes.
  */
 static bool kind_is_known(const struct lade_product_kind *kind)
 {
+  const bool has_aux = kind->has_gelu || kind->makes_gelu;
   return LADE_MAX(LADE_MAX(kind->m, kind->n), kind->k) <= INT32_MAX && kind->dtype <= LADE_F16 &&
          !(kind->has_bias && kind->out != kind->dtype) &&
-         !(kind->has_gelu && (kind->dtype == LADE_F32 || kind->out != kind->dtype || kind->n % GELU_ROW_ELEMENTS));
+         !(has_aux && (kind->dtype == LADE_F32 || kind->out != kind->dtype || kind->n % GELU_ROW_ELEMENTS));
 }
 
 /* ---- choosing ---- */
@@ -148,15 +149,23 @@ static bool attribute_set(const struct lade_cublaslt *lt, struct chosen_product 
                     &product->error);
 }
 
+static uint32_t epilogue_get(const struct lade_product_kind *kind)
+{
+  if (kind->makes_gelu)
+    return kind->has_bias ? CUBLASLT_EPILOGUE_ADD_BIAS_MAKE_GELU : CUBLASLT_EPILOGUE_MAKE_GELU;
+  return kind->has_bias   ? CUBLASLT_EPILOGUE_ADD_BIAS
+         : kind->has_gelu ? CUBLASLT_EPILOGUE_GELU_SLOPE
+                          : CUBLASLT_EPILOGUE_NONE;
+}
+
 static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_product *product)
 {
   const struct lade_product_kind *kind = &product->kind;
   const int compute = kind->dtype == LADE_F32 ? CUBLASLT_COMPUTE_32F_PEDANTIC : CUBLASLT_COMPUTE_32F;
   const int32_t a_op = kind->layout == LADE_NT ? CUBLASLT_OP_T : CUBLASLT_OP_N;
   const int32_t b_op = kind->layout == LADE_TN ? CUBLASLT_OP_T : CUBLASLT_OP_N;
-  const uint32_t epilogue = kind->has_bias   ? CUBLASLT_EPILOGUE_ADD_BIAS
-                            : kind->has_gelu ? CUBLASLT_EPILOGUE_GELU_SLOPE
-                                             : CUBLASLT_EPILOGUE_NONE;
+  const uint32_t epilogue = epilogue_get(kind);
+  const bool has_aux = kind->has_gelu || kind->makes_gelu;
   const void *aligned = (const void *)(uintptr_t)ALIGN_BYTES; /* the heuristic reads the alignment alone */
   return call_check(lt, "cublasLtMatmulDescCreate",
                     lt->library.cublasLtMatmulDescCreate(&product->descriptor, compute, CUBLASLT_R_32F),
@@ -165,8 +174,8 @@ static bool descriptor_make(const struct lade_cublaslt *lt, struct chosen_produc
          attribute_set(lt, product, CUBLASLT_DESC_TRANSB, &b_op, sizeof(b_op)) &&
          attribute_set(lt, product, CUBLASLT_DESC_EPILOGUE, &epilogue, sizeof(epilogue)) &&
          (!kind->has_bias || attribute_set(lt, product, CUBLASLT_DESC_BIAS_POINTER, &aligned, sizeof(aligned))) &&
-         (!kind->has_gelu || (attribute_set(lt, product, CUBLASLT_DESC_AUX_STRIDE, &kind->n, sizeof(kind->n)) &&
-                              attribute_set(lt, product, CUBLASLT_DESC_AUX_POINTER, &aligned, sizeof(aligned))));
+         (!has_aux || (attribute_set(lt, product, CUBLASLT_DESC_AUX_STRIDE, &kind->n, sizeof(kind->n)) &&
+                       attribute_set(lt, product, CUBLASLT_DESC_AUX_POINTER, &aligned, sizeof(aligned))));
 }
 
 /*
@@ -259,6 +268,13 @@ size_t lade_cublaslt_workspace_bytes(struct lade_cublaslt *lt, const struct lade
   return choosing.workspace_bytes ? choosing.workspace_bytes + WORKSPACE_ALIGN_BYTES : 0;
 }
 
+bool lade_cublaslt_has(struct lade_cublaslt *lt, const struct lade_matmul_args *args)
+{
+  struct choosing choosing = {.lt = lt, .kind = kind_get(args)};
+  lade_cuda_call(lt->device, choosing_run, &choosing);
+  return choosing.has_choice;
+}
+
 bool lade_cublaslt_choose(struct lade_cublaslt *lt, const struct lade_matmul_args *args, int i)
 {
   struct choosing choosing = {.lt = lt, .kind = kind_get(args), .is_changed = true, .wanted = i};
@@ -273,6 +289,25 @@ int lade_cublaslt_choice_write(const struct lade_cublaslt *lt, const struct lade
 
 /* ---- running ---- */
 
+/* Set the addresses of bias and GELU's x. The product with GELU has the stored sum, our c, as its second output. */
+static bool pointers_set(const struct lade_cublaslt *lt, struct chosen_product *product,
+                         const struct lade_matmul_args *args, struct lade_error *error)
+{
+  const struct {
+    int attribute;
+    const void *at;
+  } pointers[] = {{CUBLASLT_DESC_BIAS_POINTER, args->bias},
+                  {CUBLASLT_DESC_AUX_POINTER, args->gelu_y ? args->c : args->gelu_x}};
+  for (size_t i = 0; i < LADE_COUNT(pointers); i++)
+    if (pointers[i].at &&
+        !call_check(lt, "cublasLtMatmulDescSetAttribute",
+                    lt->library.cublasLtMatmulDescSetAttribute(product->descriptor, pointers[i].attribute,
+                                                               &pointers[i].at, sizeof(pointers[i].at)),
+                    error))
+      return false;
+  return true;
+}
+
 /*
  * Put a chosen product on @stream. A failure is reported in @error and not kept with the product: it may belong to the
  * stream, whose capture the library refuses, and the next call may succeed.
@@ -284,15 +319,12 @@ static void product_put(struct lade_cublaslt *lt, struct chosen_product *product
   const struct cublaslt_library *library = &lt->library;
   uintptr_t workspace = lade_align_up((uintptr_t)args->workspace, WORKSPACE_ALIGN_BYTES);
   LADE_ASSERT(args->workspace || !product->workspace_bytes);
-  const int attribute = args->gelu_x ? CUBLASLT_DESC_AUX_POINTER : CUBLASLT_DESC_BIAS_POINTER;
-  const void *const more = args->gelu_x ? args->gelu_x : args->bias;
-  if (more && !call_check(lt, "cublasLtMatmulDescSetAttribute",
-                          library->cublasLtMatmulDescSetAttribute(product->descriptor, attribute, &more, sizeof(more)),
-                          error))
+  void *const out = args->gelu_y ? args->gelu_y : args->c;
+  if (!pointers_set(lt, product, args, error))
     return;
   call_check(lt, "cublasLtMatmul",
              library->cublasLtMatmul(lt->handle, product->descriptor, &one, args->b, product->a, args->a, product->b,
-                                     args->accumulate ? &one : &zero, args->c, product->c, args->c, product->c,
+                                     args->accumulate ? &one : &zero, out, product->c, out, product->c,
                                      &product->algo, product->workspace_bytes ? (void *)workspace : NULL,
                                      product->workspace_bytes, stream),
              error);
@@ -303,7 +335,7 @@ bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade
 {
   const struct lade_product_kind kind = kind_get(args);
   const uintptr_t bits = (uintptr_t)args->a | (uintptr_t)args->b | (uintptr_t)args->c | (uintptr_t)args->bias |
-                         (uintptr_t)args->gelu_x;
+                         (uintptr_t)args->gelu_x | (uintptr_t)args->gelu_y;
   struct lade_error why = {0};
   if (lade_device_status(lt->device)) /* its context may not be current, and no product would run */
     return true;

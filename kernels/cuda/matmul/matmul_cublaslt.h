@@ -28,11 +28,15 @@ int lade_cublaslt_open(lade_device *device, struct lade_error *error, lade_cubla
 void lade_cublaslt_close(lade_cublaslt *cublaslt);
 
 /*
- * Choose the algorithm of the product of @args (pointers unused except for bias being NULL or not), and keep it. Return
- * its scratch in bytes, which @args->workspace must have when it runs. 0 for products of the plain kernel, and if
- * choosing failed: then running it fails, too. Any thread; blocks for milliseconds at the first of its kind.
+ * Choose the algorithm of the product of @args, and keep it. Of the pointers only whether bias, gelu_x and gelu_y are
+ * NULL counts. Return its scratch in bytes, which @args->workspace must have when it runs. 0 for products of the plain
+ * kernel, and if choosing failed: then running it fails, too. Any thread; blocks for milliseconds at the first of its
+ * kind.
  */
 size_t lade_cublaslt_workspace_bytes(lade_cublaslt *cublaslt, const struct lade_matmul_args *args);
+
+/* True if the library computes the product of @args, as above; false: the plain kernel. Any thread; blocks likewise. */
+bool lade_cublaslt_has(lade_cublaslt *cublaslt, const struct lade_matmul_args *args);
 
 /*
  * Put the product on @stream, in a lade_cuda_enqueue_fn. False if the plain kernel must compute it. A refusal of the

@@ -64,6 +64,36 @@ size_t lade_cuda_matmul_gelu_bwd_bytes(const struct lade_kernels *kernels, const
   return LADE_MAX(LADE_MAX(one_bytes, two_bytes), bias_bytes);
 }
 
+/*
+ * The product with GELU: in 16 bits one kernel, the library's or the plain one. In F32, where the library has none and
+ * the stored sum is exact, the product and GELU follow each other.
+ */
+static void matmul_gelu_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  struct lade_matmul_args product = *(const struct lade_matmul_args *)args;
+  const struct lade_gelu_fwd_args gelu = {.dtype = product.dtype, .n_elements = product.m * product.n, .x = product.c,
+                                          .y = product.gelu_y};
+  LADE_ASSERT(product.gelu_y && !product.accumulate && product.out == product.dtype);
+  if (product.dtype == LADE_F32)
+    product.gelu_y = NULL;
+  lade_cuda_matmul(ctx, &product);
+  if (!product.gelu_y)
+    lade_cuda_gelu_fwd(ctx, &gelu);
+}
+
+bool lade_cuda_lacks_gelu(const struct lade_kernels *kernels, const struct lade_matmul_args *args)
+{
+  return args->dtype != LADE_F32 && kernels->cublaslt && !lade_cublaslt_has(kernels->cublaslt, args);
+}
+
+size_t lade_cuda_matmul_gelu_fwd_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *a)
+{
+  struct lade_matmul_args product = *a;
+  if (product.dtype == LADE_F32)
+    product.gelu_y = NULL;
+  return lade_cuda_matmul_bytes(kernels, &product);
+}
+
 size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *a)
 {
   return kernels->cublaslt ? lade_cublaslt_workspace_bytes(kernels->cublaslt, a) : 0;
@@ -72,5 +102,6 @@ size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct l
 void lade_cuda_matrix_init(struct lade_kernels *kernels)
 {
   kernels->fn[LADE_K_MATMUL] = lade_cuda_matmul;
+  kernels->fn[LADE_K_MATMUL_GELU_FWD] = matmul_gelu_fwd;
   kernels->fn[LADE_K_MATMUL_GELU_BWD] = matmul_gelu_bwd;
 }

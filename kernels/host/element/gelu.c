@@ -13,17 +13,32 @@
 #define CUBIC 0.044715
 #define SLOPE_END 100.0
 
+REF_INLINE double gelu(double x)
+{
+  double u = SQRT_2_OVER_PI * (x + CUBIC * x * x * x);
+  double e = exp(-2 * fabs(u)), s = (u < 0 ? e : 1) / (1 + e);
+  return x * s;
+}
+
 REF_INLINE void gelu_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   const struct lade_gelu_fwd_args *a = arg;
   int64_t end = LADE_MIN(a->n_elements, (i_task + 1) * LADE_TASK_ELEMENTS);
-  for (int64_t i = i_task * LADE_TASK_ELEMENTS; i < end; i++) {
-    double x = ref_get(dtype, a->x, i), u = SQRT_2_OVER_PI * (x + CUBIC * x * x * x);
-    double e = exp(-2 * fabs(u)), s = (u < 0 ? e : 1) / (1 + e);
-    ref_put(dtype, a->y, i, x * s);
-  }
+  for (int64_t i = i_task * LADE_TASK_ELEMENTS; i < end; i++)
+    ref_put(dtype, a->y, i, gelu(ref_get(dtype, a->x, i)));
 }
 REF_TASKS(gelu_span)
+
+REF_INLINE void gelu_sums_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
+{
+  const struct lade_gelu_sums *a = arg;
+  int64_t end = LADE_MIN(a->n_elements, (i_task + 1) * LADE_TASK_ELEMENTS);
+  for (int64_t i = i_task * LADE_TASK_ELEMENTS; i < end; i++) {
+    ref_put(dtype, a->x, i, (double)a->sums[i]);
+    ref_put(dtype, a->y, i, gelu((double)a->sums[i]));
+  }
+}
+REF_TASKS(gelu_sums_span)
 
 REF_INLINE void gelu_bwd_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
@@ -43,6 +58,11 @@ void lade_gelu_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_gelu_fwd_args *a = args;
   gelu_span_run(ctx->pool, a->dtype, a, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
+}
+
+void lade_gelu_sums_plain(lade_pool *pool, const struct lade_gelu_sums *a)
+{
+  gelu_sums_span_run(pool, a->dtype, a, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
 }
 
 void lade_gelu_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)

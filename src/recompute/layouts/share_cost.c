@@ -87,8 +87,8 @@ struct queue_pair {
 
 static bool is_product(enum lade_op_kind kind)
 {
-  return kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_GELU_BWD ||
-         kind == LADE_OP_MATMUL_DW;
+  return kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_GELU || kind == LADE_OP_MATMUL_DX ||
+         kind == LADE_OP_MATMUL_GELU_BWD || kind == LADE_OP_MATMUL_DW;
 }
 
 /* Return the step of the product that reads the gather, or makes the input of the scatter, of step @at; -1: none. */
@@ -558,7 +558,7 @@ int lade_share_graph_make(const struct lade_layout_job *job, const struct lade_s
       .struct_size = sizeof(params), .model = &model, .dtype = job->dtype, .batch = key->micro_batch,
       .seq_len = job->seq_len, .dropout = (float)job->dropout, .kernels = job->kernels, .n_threads = 1,
       .moments = job->moments, .master = job->master, .grad_dtype = job->grad_dtype,
-      .fuses_gelu = lade_machine_fuses_gelu(&job->cluster->device, job->dtype),
+      .fuses_gelu = lade_machine_fuses_gelu(&job->cluster->device, job->dtype), .fuses_gelu_fwd = job->fuses_gelu_fwd,
       .share = {.tp = key->tp, .is_sequence = key->is_sequence}};
   return lade_model_graph_create(&params, error, ret_graph);
 }

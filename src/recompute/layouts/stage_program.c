@@ -41,7 +41,7 @@ static int graph_make(const struct lade_layout_job *job, const struct lade_layou
       .struct_size = sizeof(params), .model = job->model, .dtype = job->dtype, .batch = micro_batch,
       .seq_len = job->seq_len, .dropout = (float)job->dropout, .kernels = job->kernels, .n_threads = 1,
       .moments = job->moments, .master = job->master, .grad_dtype = job->grad_dtype,
-      .fuses_gelu = lade_machine_fuses_gelu(&job->cluster->device, job->dtype),
+      .fuses_gelu = lade_machine_fuses_gelu(&job->cluster->device, job->dtype), .fuses_gelu_fwd = job->fuses_gelu_fwd,
       .share = {.tp = lade_layout_size(layout, LADE_AXIS_TP), .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
                 .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
                 .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages,

@@ -17,7 +17,7 @@
 #include "run/checkpoint/checkpoint_internal.h"
 
 enum run_field_type { FIELD_COUNT, FIELD_REAL, FIELD_DTYPE, FIELD_ORDER, FIELD_MOMENTS, FIELD_MASTER,
-                     FIELD_GRAD_DTYPE };
+                     FIELD_GRAD_DTYPE, FIELD_FLAG };
 
 static const struct run_field {
   const char *name;
@@ -44,6 +44,7 @@ static const struct run_field {
     {"master", FIELD_MASTER, false, offsetof(struct lade_checkpoint_run, master)},
     {"grad-dtype", FIELD_GRAD_DTYPE, false, offsetof(struct lade_checkpoint_run, grad_dtype)},
     {"grad-reduce", FIELD_GRAD_DTYPE, false, offsetof(struct lade_checkpoint_run, grad_reduce)},
+    {"gelu-fusion", FIELD_FLAG, false, offsetof(struct lade_checkpoint_run, gelu_fusion)},
 };
 
 #define DATA_KEY "data"
@@ -51,6 +52,7 @@ static const struct run_field {
 
 static const char *const dtype_texts[] = {[LADE_F32] = "fp32", [LADE_BF16] = "bf16", [LADE_F16] = "fp16"};
 static const char *const grad_dtype_texts[] = {[LADE_F32] = "fp32", [LADE_BF16] = "bf16"};
+static const char *const flag_texts[] = {"off", "on"};
 static const char *const order_texts[] = {[LADE_ORDER_SEQUENTIAL] = "sequential", [LADE_ORDER_RANDOM] = "random"};
 
 static const char *const moments_texts[] = {
@@ -82,6 +84,9 @@ static const char *const *texts_of(enum run_field_type type, size_t *ret_n)
   case FIELD_GRAD_DTYPE:
     *ret_n = LADE_COUNT(grad_dtype_texts);
     return grad_dtype_texts;
+  case FIELD_FLAG:
+    *ret_n = LADE_COUNT(flag_texts);
+    return flag_texts;
   case FIELD_MOMENTS:
     *ret_n = LADE_COUNT(moments_texts);
     return moments_texts;

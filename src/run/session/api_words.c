@@ -23,9 +23,9 @@ static const struct {
 
 static const char *const same[] = {
     "batch", "beta1", "beta2", "budget", "clip", "data", "device", "dp", "dropout", "dtype", "durable", "eps",
-    "grad-dtype", "init", "layers", "lr", "machine", "mask-documents", "master", "micro-batch", "min-lr", "model",
-    "moments", "optimizer-in-backward", "order", "pp", "resume", "save", "seed", "separator", "seq",
-    "sequence-parallel", "steps", "store", "tp", "valid", "valid-fraction", "warmup", "weight-decay", "zero"};
+    "gelu-fusion", "grad-dtype", "init", "layers", "lr", "machine", "mask-documents", "master", "micro-batch",
+    "min-lr", "model", "moments", "optimizer-in-backward", "order", "pp", "resume", "save", "seed", "separator",
+    "seq", "sequence-parallel", "steps", "store", "tp", "valid", "valid-fraction", "warmup", "weight-decay", "zero"};
 
 /* Write the parameter of the option of @n letters at @name into @word, of 32 bytes. False: it is no option of a run. */
 static bool parameter_find(const char *name, size_t n, char *word)

@@ -108,6 +108,7 @@ int lade_run_session_params(const struct lade_run_params *run, struct lade_sessi
   params.master = own.master;
   params.grad_dtype = own.grad_dtype;
   params.dropout = own.dropout;
+  params.gelu_fusion = own.gelu_fusion;
   params.budget = own.budget;
   params.has_host_budget = own.has_host_budget;
   params.host_budget_bytes = own.host_budget_bytes;

@@ -27,7 +27,7 @@
 #include "run/checkpoint/checkpoint_internal.h"
 #include "run/session/session_internal.h"
 
-#define MEMO_VERSION 6 /* of the memo's layout */
+#define MEMO_VERSION 7 /* of the memo's layout */
 #define FILES "lade-durable*" /* of all ranks, as a user would remove them */
 
 struct memo {
@@ -37,7 +37,7 @@ struct memo {
   char layout[LADE_LAYOUT_NAME_BYTES];
 };
 
-_Static_assert(sizeof(struct memo) == 8 + 288 + 8 + 96, "a memo that is another is of another version");
+_Static_assert(sizeof(struct memo) == 8 + 296 + 8 + 96, "a memo that is another is of another version");
 _Static_assert(sizeof(struct memo) <= LADE_DURABLE_MEMO_BYTES, "a memo has room in a record");
 
 /* ---- the state that is found ---- */
@@ -253,6 +253,9 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
   if (!status)
     status = lade_rank_group_vote(&s->group, found_limit(s, min, error), error);
   if (status || !s->is_recovered)
+    return status;
+  status = lade_rank_group_vote(&s->group, session_gelu_check(s, s->params.store, error), error);
+  if (status)
     return status;
   status = lade_rank_group_vote(&s->group, s->params.resume ? resume_compare(s, error) : 0, error);
   if (!status && !s->params.resume)

@@ -150,6 +150,28 @@ void session_gpu_note_forms(const lade_session *s)
   }
 }
 
+int session_gpu_check_gelu(const lade_session *s, struct lade_error *error)
+{
+  _Alignas(64) char args[LADE_OP_ARGS_BYTES];
+  const struct lade_matmul_args *product = (const void *)args;
+  struct lade_bind bind = {.n_microbatches = 1};
+  int i = 0;
+  while (i < s->graph->n_fwd_ops && s->graph->ops[i].kind != LADE_OP_MATMUL_GELU)
+    i++;
+  if (i == s->graph->n_fwd_ops)
+    return 0;
+  for (int in = 0; in < s->graph->ops[i].n_in; in++) /* only whether an operand is there counts */
+    bind.in[in] = s->graph->ops[i].in[in] >= 0 ? (uintptr_t)args : 0;
+  bind.out[0] = bind.out[1] = (uintptr_t)args;
+  lade_op_bind(s->graph, i, &bind, args);
+  if (!lade_cuda_lacks_gelu(&s->kernels, product))
+    return 0;
+  return lade_error_set(error, -EINVAL, "--gelu-fusion: %s has no product of %lld x %lld x %lld with GELU in %s, and a "
+                        "kernel without tensor cores would take its place: leave the option out", s->kernels.library,
+                        (long long)product->m, (long long)product->n, (long long)product->k,
+                        lade_dtype_name(product->dtype));
+}
+
 /* Release the GPU because the host computes instead. pre: all ranks had the same status. */
 static void gpu_leave(lade_session *s)
 {

@@ -125,6 +125,9 @@ double session_first_scale(const lade_session *session);
 int session_resume_begin(lade_session *session, struct lade_error *error);
 int session_resume(lade_session *session, const struct lade_values *values, struct lade_error *error);
 
+/* Refuse the recovered state, found in @where, if its run had another --gelu-fusion than this one. -EINVAL. */
+int session_gelu_check(const lade_session *session, const char *where, struct lade_error *error);
+
 /* Take the seed of the recovered state, found in @where, and report if it replaces another seed. */
 void session_seed_take(lade_session *session, const char *where);
 
@@ -169,6 +172,8 @@ int session_gpu_limit(lade_session *session, uint64_t bytes, struct lade_error *
 int session_gpu_warm(lade_session *session, struct lade_error *error);
 /* Report if the form of a layer's scores takes attention from the GPU's best kernels. pre: the graph is made. */
 void session_gpu_note_forms(const lade_session *session);
+/* Refuse --gelu-fusion if the GPU's products lack it. -EINVAL. pre: as above. */
+int session_gpu_check_gelu(const lade_session *session, struct lade_error *error);
 
 /* Return the bytes of the GPU in use outside the arena; 0 on other devices, or if the GPU no longer answers. */
 uint64_t session_gpu_outside(const lade_session *session);

@@ -187,7 +187,7 @@ static int share_graph(const lade_session *s, const struct lade_share *share, st
       .seq_len = s->params.seq_len, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
       .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master,
       .grad_dtype = s->params.grad_dtype, .has_documents = s->params.mask_documents,
-      .fuses_gelu = s->fuses_gelu, .share = *share};
+      .fuses_gelu = s->fuses_gelu, .fuses_gelu_fwd = s->params.gelu_fusion, .share = *share};
   return lade_model_graph_create(&params, error, ret_graph);
 }
 
@@ -274,6 +274,8 @@ static int graph_make(lade_session *s, struct lade_error *error)
     status = lade_plan_units_check(s->graph, error); /* before the machine is measured for it */
   if (!status && s->params.is_gpu)
     session_gpu_note_forms(s);
+  if (!status && s->params.is_gpu)
+    status = session_gpu_check_gelu(s, error);
   if (!status && session_is_cut(s))
     status = share_graph(s, &(struct lade_share){0}, error, &s->whole);
   if (!status && s->params.residency_file)

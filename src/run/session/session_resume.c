@@ -4,7 +4,8 @@
  * are loaded once the executor can hold them.
  *
  * Settings that would change the numbers are reported, not refused: a lower learning rate or a larger batch is a common
- * reason to resume. Values of another model cannot be loaded; lade_checkpoint_load detects that.
+ * reason to resume. Another form of GELU is refused, because it is a property of the model. Values of another model
+ * cannot be loaded; lade_checkpoint_load detects that.
  */
 #include <errno.h>
 #include <string.h>
@@ -27,12 +28,24 @@ void session_seed_take(lade_session *s, const char *where)
   s->params.seed = s->state.seed;
 }
 
+int session_gelu_check(const lade_session *s, const char *where, struct lade_error *error)
+{
+  const struct lade_checkpoint_run *saved = &s->state.run;
+  if (!saved->is_known || saved->gelu_fusion == s->params.gelu_fusion)
+    return 0;
+  return lade_error_set(error, -EINVAL, "%s was computed %s --gelu-fusion, which changes the numbers of GELU: %s the "
+                        "option to go on", where, saved->gelu_fusion ? "with" : "without",
+                        saved->gelu_fusion ? "give" : "leave out");
+}
+
 static int resume_find(lade_session *s, struct lade_error *error)
 {
   if (!s->params.resume || s->params.is_dry || s->params.is_plan_only)
     return 0;
   int status = lade_checkpoint_find(s->params.resume, s->resume_path, sizeof(s->resume_path), error);
-  return status ? status : lade_checkpoint_read_state(s->resume_path, &s->state, error);
+  if (!status)
+    status = lade_checkpoint_read_state(s->resume_path, &s->state, error);
+  return status ? status : session_gelu_check(s, s->resume_path, error);
 }
 
 /*

@@ -3,7 +3,7 @@
  * The fake for cuBLASLt. Descriptors store their settings. An algorithm's words hold the product that it was chosen
  * for, its split of k, and the promised alignments. A product copies all of that and runs as a piece of work of the
  * driver's fake, column by column. Each element is a sum of fused multiply-adds in rising order of k. GELU's slope
- * multiplies the sum before it is rounded.
+ * multiplies the sum before it is rounded. GELU takes the sum before it is rounded, and the rounded sum goes to aux.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -61,7 +61,7 @@ struct cublasLtContext {
 struct algo {
   uint64_t magic, product;
   uint32_t scheme, n_splits;
-  uint16_t align_bytes[4], bias_align_bytes;
+  uint16_t align_bytes[4], bias_align_bytes, aux_align_bytes;
   uint64_t workspace_bytes;
 };
 _Static_assert(sizeof(struct algo) <= sizeof(struct cublaslt_algo), "an algorithm fits its words");
@@ -338,6 +338,22 @@ static void type_check(int type)
     misuse("%d is no type of a matrix", type);
 }
 
+static bool has_bias(uint32_t epilogue)
+{
+  return epilogue == CUBLASLT_EPILOGUE_ADD_BIAS || epilogue == CUBLASLT_EPILOGUE_ADD_BIAS_MAKE_GELU;
+}
+
+/* True for the epilogue that writes GELU's input to aux. */
+static bool has_gelu(uint32_t epilogue)
+{
+  return epilogue == CUBLASLT_EPILOGUE_MAKE_GELU || epilogue == CUBLASLT_EPILOGUE_ADD_BIAS_MAKE_GELU;
+}
+
+static bool has_aux(uint32_t epilogue)
+{
+  return epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE || has_gelu(epilogue);
+}
+
 static struct product product_get(cublaslt_product how, cublaslt_layout a, cublaslt_layout b, cublaslt_layout c,
                                   cublaslt_layout d)
 {
@@ -358,12 +374,11 @@ static struct product product_get(cublaslt_product how, cublaslt_layout a, cubla
   if ((p.d.type != p.a.type && p.d.type != CUBLASLT_R_32F) || p.how.scale != CUBLASLT_R_32F ||
       (p.how.compute != CUBLASLT_COMPUTE_32F && p.how.compute != CUBLASLT_COMPUTE_32F_PEDANTIC))
     misuse("there is no product of these types");
-  const bool has_slope = p.how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE;
-  if (p.how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS ? !p.how.bias
-      : has_slope                                  ? !p.how.aux
-                                                   : p.how.epilogue != CUBLASLT_EPILOGUE_NONE)
+  const bool is_plain = p.how.epilogue == CUBLASLT_EPILOGUE_NONE, takes_aux = has_aux(p.how.epilogue);
+  if ((has_bias(p.how.epilogue) && !p.how.bias) || (takes_aux && !p.how.aux) ||
+      (!is_plain && !takes_aux && !has_bias(p.how.epilogue)))
     misuse("epilogue %u is not known or lacks its operand", p.how.epilogue);
-  if (has_slope && (p.how.aux_stride % 8 || p.how.aux_stride < (int64_t)p.d.rows || type_bytes(p.d.type) != 2))
+  if (takes_aux && (p.how.aux_stride % 8 || p.how.aux_stride < (int64_t)p.d.rows || type_bytes(p.d.type) != 2))
     misuse("rows of GELU's input, %lld apart, do not fit the product", (long long)p.how.aux_stride);
   return p;
 }
@@ -401,9 +416,8 @@ static struct cublaslt_choice choice_make(const struct product *p, const struct 
 {
   struct cublaslt_choice choice = {.waves = 1};
   struct algo algo = {.magic = MAGIC, .product = product_hash(*p), .scheme = scheme, .n_splits = scheme ? 2 : 1,
-                      .bias_align_bytes = p->how.bias ? (uint16_t)low_bit(p->how.bias)
-                                          : p->how.aux ? (uint16_t)low_bit(p->how.aux)
-                                                       : 1};
+                      .bias_align_bytes = p->how.bias ? (uint16_t)low_bit(p->how.bias) : 1,
+                      .aux_align_bytes = p->how.aux ? (uint16_t)low_bit(p->how.aux) : 1};
   for (int i = 0; i < 4; i++)
     algo.align_bytes[i] = (uint16_t)preference->align_bytes[i];
   if (scheme == CUBLASLT_REDUCE_COMPUTE_TYPE)
@@ -487,6 +501,13 @@ static float element_sum(const struct run *run, uint64_t row, uint64_t column)
   return sum;
 }
 
+/* Return GELU's tanh form. */
+static float gelu(float x)
+{
+  const double u = 0.79788456080286535588 * ((double)x + 0.044715 * (double)x * (double)x * (double)x);
+  return (float)(0.5 * (double)x * (1 + tanh(u)));
+}
+
 /* Return the slope of GELU's tanh form. */
 static float gelu_slope(float at)
 {
@@ -507,10 +528,15 @@ static void product_run(void *args)
       float value = run->alpha * element_sum(run, row, column);
       if (run->beta != 0)
         value += run->beta * element_get(d->type, run->d, i);
-      if (run->p.how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS)
+      const uint64_t i_aux = column * (uint64_t)run->p.how.aux_stride + row;
+      if (has_bias(run->p.how.epilogue))
         value += element_get(d->type, run->p.how.bias, row);
       if (run->p.how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE)
-        value *= gelu_slope(element_get(d->type, run->p.how.aux, column * (uint64_t)run->p.how.aux_stride + row));
+        value *= gelu_slope(element_get(d->type, run->p.how.aux, i_aux));
+      if (has_gelu(run->p.how.epilogue)) {
+        element_put(d->type, (void *)(uintptr_t)run->p.how.aux, i_aux, value);
+        value = gelu(value);
+      }
       element_put(d->type, run->d, i, value);
     }
 }
@@ -544,15 +570,15 @@ static void run_check(const struct run *run)
   aligned_check("b", run->b, algo->align_bytes[1]);
   aligned_check("c", run->d, algo->align_bytes[2]);
   aligned_check("d", run->d, algo->align_bytes[3]);
-  if (p->how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS) {
+  if (has_bias(p->how.epilogue)) {
     memory_check("the bias", p->how.bias, p->d.rows * type_bytes(p->d.type));
     aligned_check("the bias", p->how.bias, algo->bias_align_bytes);
   }
-  if (p->how.epilogue == CUBLASLT_EPILOGUE_GELU_SLOPE) {
+  if (has_aux(p->how.epilogue)) {
     const uint64_t bytes = ((p->d.columns - 1) * (uint64_t)p->how.aux_stride + p->d.rows) * type_bytes(p->d.type);
     memory_check("GELU's input", p->how.aux, bytes);
     apart_check(run, "GELU's input", p->how.aux, bytes);
-    aligned_check("GELU's input", p->how.aux, algo->bias_align_bytes);
+    aligned_check("GELU's input", p->how.aux, algo->aux_align_bytes);
   }
 }
 

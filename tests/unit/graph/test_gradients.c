@@ -105,20 +105,16 @@ static int64_t time_get(const struct lade_model *model)
   return model->width < 64 ? 17 : 61;
 }
 
-/*
- * Prepare SEQUENCES sequences in @n_microbatches passes, with the kernels for a CPU like @cpu. One pass has GELU's own
- * backward; several have the products' form of it.
- */
-static void fixture_init(struct fixture *f, const struct lade_model *model, enum lade_dtype dtype, int n_microbatches,
-                         float dropout, struct lade_cpu cpu)
+/* Prepare SEQUENCES sequences for the graph of @params, without its kernels: those for a CPU like @cpu. */
+static void fixture_make(struct fixture *f, struct lade_model_graph_params params, struct lade_cpu cpu)
 {
-  f->n_microbatches = n_microbatches;
+  const struct lade_model *model = params.model;
+  f->n_microbatches = (int)(SEQUENCES / params.batch);
   lade_kernels_init(&f->kernels, &cpu);
-  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
-                                     .batch = SEQUENCES / n_microbatches, .seq_len = time_get(model),
-                                     .dropout = dropout,
-                                     .kernels = &f->kernels, .n_threads = N_THREADS,
-                                     .has_documents = model->has_sinks, .fuses_gelu = n_microbatches > 1};
+  params.struct_size = sizeof(params);
+  params.kernels = &f->kernels;
+  params.n_threads = N_THREADS;
+  params.has_documents = model->has_sinks;
   assert_int_equal(lade_model_graph_create(&params, NULL, &f->graph), 0);
   graph_run_init(&f->run, f->graph, &f->kernels, NULL);
   graph_run_randomize(&f->run, 7, model->width < 64 ? TINY_STD : WIDE_STD);
@@ -126,6 +122,19 @@ static void fixture_init(struct fixture *f, const struct lade_model *model, enum
     f->tokens[i] = (int32_t)(lade_philox_word(1, 0, 0, (uint64_t)i) % (uint32_t)model->vocabulary);
     f->targets[i] = (int32_t)(lade_philox_word(1, 0, 1, (uint64_t)i) % (uint32_t)model->vocabulary);
   }
+}
+
+/*
+ * Prepare @n_microbatches passes, with the kernels for a CPU like @cpu. One pass has GELU's own backward; several have
+ * the products' form of it.
+ */
+static void fixture_init(struct fixture *f, const struct lade_model *model, enum lade_dtype dtype, int n_microbatches,
+                         float dropout, struct lade_cpu cpu)
+{
+  const struct lade_model_graph_params params = {.model = model, .dtype = dtype, .batch = SEQUENCES / n_microbatches,
+                                                 .seq_len = time_get(model), .dropout = dropout,
+                                                 .fuses_gelu = n_microbatches > 1};
+  fixture_make(f, params, cpu);
 }
 
 static void fixture_finish(struct fixture *f)
@@ -311,6 +320,44 @@ static void gradients_of_every_type_and_level_equal_the_double_ones(void **state
     model_compare(&wide_models[m], m, 0.1f);
 }
 
+/* ---- GELU in the product before it ---- */
+
+/* Prepare two passes of @model with both or none of GELU's forms in products. */
+static void fused_init(struct fixture *f, const struct lade_model *model, enum lade_dtype dtype, bool is_fused,
+                       struct lade_cpu cpu)
+{
+  const struct lade_model_graph_params params = {.model = model, .dtype = dtype, .batch = SEQUENCES / 2,
+                                                 .seq_len = time_get(model), .dropout = 0.2f, .fuses_gelu = is_fused,
+                                                 .fuses_gelu_fwd = is_fused};
+  fixture_make(f, params, cpu);
+}
+
+/* Where sums are stored as they are, two ops have the same bits; elsewhere both are as near to the double gradients. */
+static void gelu_in_its_product_has_the_gradients_of_two_ops(void **state)
+{
+  static const enum lade_dtype exact_types[] = {LADE_F64, LADE_F32};
+  struct fixture fused, apart;
+  for (size_t i = 0; i < LADE_COUNT(exact_types); i++) {
+    const struct lade_cpu cpu = i ? lade_cpu_get() : (struct lade_cpu){0};
+    fused_init(&fused, &tiny_models[0], exact_types[i], true, cpu);
+    fused_init(&apart, &tiny_models[0], exact_types[i], false, cpu);
+    assert_true(fixture_step(&fused, true) == fixture_step(&apart, true));
+    gradients_compare(&fused, &apart, 0);
+    fixture_finish(&fused);
+    fixture_finish(&apart);
+  }
+  fused_init(&apart, &tiny_models[0], LADE_F64, false, (struct lade_cpu){0});
+  fixture_step(&apart, true);
+  for (size_t t = 1; t < LADE_COUNT(types); t++) {
+    fused_init(&fused, &tiny_models[0], types[t].dtype, true, lade_cpu_get());
+    fused.run.step.loss_scale = types[t].loss_scale;
+    fixture_step(&fused, true);
+    gradients_compare(&fused, &apart, types[t].tolerance);
+    fixture_finish(&fused);
+  }
+  fixture_finish(&apart);
+}
+
 /* ---- masked documents ---- */
 
 #define DOCUMENT_TOKENS 17
@@ -366,6 +413,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(gradients_do_not_depend_on_how_the_batch_is_cut),
       cmocka_unit_test(gradients_are_the_same_bits_again_and_on_any_number_of_threads),
       cmocka_unit_test(gradients_of_every_type_and_level_equal_the_double_ones),
+      cmocka_unit_test(gelu_in_its_product_has_the_gradients_of_two_ops),
       cmocka_unit_test(masked_documents_are_trained_as_if_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -359,6 +359,96 @@ static void the_product_behind_gelu_makes_the_gradient_before_it(void **state)
   lade_model_graph_destroy(graph);
 }
 
+/* Return the graph of @model with GELU in its product, on stage @stage of two, or whole (-1). */
+static struct lade_model_graph *fused_make(const struct lade_model *model, bool is_fused, bool fuses_gelu, int stage)
+{
+  struct lade_kernels kernels;
+  struct lade_model_graph *graph;
+  lade_kernels_init(&kernels, &(struct lade_cpu){0});
+  const struct lade_model_graph_params params = {
+      .struct_size = sizeof(params), .model = model, .dtype = LADE_BF16, .batch = 2, .seq_len = 16, .dropout = 0.1f,
+      .kernels = &kernels, .n_threads = 2, .fuses_gelu = fuses_gelu, .fuses_gelu_fwd = is_fused,
+      .share = {.pp = stage < 0 ? 1 : 2, .pp_rank = LADE_MAX(stage, 0)}};
+  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
+  return graph;
+}
+
+/*
+ * GELU in its product is one op with two outputs, and no op makes one of them alone. Backward reads both, and is that
+ * of GELU of the first, by the product behind it or in place.
+ */
+static void gelu_in_its_product_is_one_op(void **state)
+{
+  struct lade_model model = preset_get("nano");
+  for (int fuses_gelu = 0; fuses_gelu < 2; fuses_gelu++) {
+    struct lade_model_graph *graph = fused_make(&model, true, fuses_gelu, -1);
+    const struct lade_op *fused = &graph->ops[op_find(graph, LADE_OP_MATMUL_GELU, 1)];
+    const enum lade_op_kind kind = fuses_gelu ? LADE_OP_MATMUL_GELU_BWD : LADE_OP_GELU_BWD;
+    const struct lade_op *backward = &graph->ops[op_find(graph, kind, 1)];
+    int n_sums = 0;
+    assert_int_equal(op_find(graph, LADE_OP_GELU, 1), -1);
+    assert_int_equal(graph->tensors[fused->out[0]].bytes, graph->tensors[fused->out[1]].bytes);
+    assert_true(fused->alias[0] < 0 && fused->alias[1] < 0 && fused->workspace_bytes > 0);
+    assert_true(fused->flops == 2.0 * 2 * 16 * (double)(model.width * model.hidden));
+    assert_int_equal(backward->in[fuses_gelu ? 2 : 0], fused->out[0]);
+    assert_true(backward->out[1] >= 0); /* the bias's gradient */
+    for (int i = graph->n_fwd_ops; i < graph->n_ops; i++)
+      n_sums += graph->ops[i].kind == LADE_OP_MATMUL_DW && graph->ops[i].in[1] == fused->out[1] &&
+                graph->ops[i].unit == fused->unit;
+    assert_int_equal(n_sums, 1);
+    order_check(graph);
+    names_check(graph);
+    lade_model_graph_destroy(graph);
+  }
+}
+
+/* Collect the streams of @graph's forward ops that draw, from place @n on. Return the new number. */
+static int streams_collect(const struct lade_model_graph *graph, uint32_t streams[64], int n)
+{
+  for (int i = 0; i < graph->n_fwd_ops; i++)
+    if (graph->ops[i].attr.dropout > 0) {
+      assert_true(n < 64);
+      streams[n++] = graph->ops[i].attr.stream;
+    }
+  return n;
+}
+
+/* Dropout draws the same numbers with and without the fusion, in any stage, so that nothing but GELU's bits differ. */
+static void gelu_in_its_product_leaves_every_draw(void **state)
+{
+  struct lade_model model = preset_get("nano");
+  uint32_t streams[3][64] = {0};
+  int n[3] = {0};
+  for (int form = 0; form < 3; form++)
+    for (int stage = 0; stage < (form == 2 ? 2 : 1); stage++) {
+      struct lade_model_graph *graph = fused_make(&model, form > 0, true, form == 2 ? stage : -1);
+      n[form] = streams_collect(graph, streams[form], n[form]);
+      lade_model_graph_destroy(graph);
+    }
+  assert_true(n[0] > 0 && n[1] == n[0] && n[2] == n[0]);
+  assert_memory_equal(streams[1], streams[0], sizeof(streams[0]));
+  assert_memory_equal(streams[2], streams[0], sizeof(streams[0]));
+}
+
+/* Neither SwiGLU, nor GELU with a gate, nor GELU by the error function is a product with GELU's tanh form behind it. */
+static void models_without_gelu_have_no_fusion(void **state)
+{
+  struct lade_model models[] = {preset_get("llama2-7b"), preset_get("gemma-2b"), preset_get("nano")};
+  struct lade_kernels kernels;
+  lade_kernels_init(&kernels, &(struct lade_cpu){0});
+  models[2].activation = LADE_GELU_ERF;
+  for (size_t i = 0; i < LADE_COUNT(models); i++) {
+    const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &models[i],
+                                                   .dtype = LADE_BF16, .batch = 1, .seq_len = 16, .kernels = &kernels,
+                                                   .n_threads = 1, .fuses_gelu_fwd = true};
+    struct lade_model_graph *graph = NULL;
+    struct lade_error error = {0};
+    assert_int_equal(lade_model_graph_create(&params, &error, &graph), -EINVAL);
+    assert_null(graph);
+    assert_non_null(strstr(error.text, "--gelu-fusion"));
+  }
+}
+
 /* Elsewhere GELU's backward works in place on the gradient, and makes its bias's too. */
 static void without_an_epilogue_the_backward_of_gelu_is_in_place(void **state)
 {
@@ -580,6 +670,9 @@ int main(void)
       cmocka_unit_test(the_residual_before_makes_the_gradient_of_the_next_bias),
       cmocka_unit_test(the_product_behind_gelu_makes_the_gradient_before_it),
       cmocka_unit_test(without_an_epilogue_the_backward_of_gelu_is_in_place),
+      cmocka_unit_test(gelu_in_its_product_is_one_op),
+      cmocka_unit_test(gelu_in_its_product_leaves_every_draw),
+      cmocka_unit_test(models_without_gelu_have_no_fusion),
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
       cmocka_unit_test(values_after_a_branch_are_named_for_it),

@@ -179,6 +179,55 @@ static int64_t kind_ns(const char *preset, enum lade_op_kind kind, bool is_eager
   return device_kind_ns(preset, kind, is_eager, 0, false);
 }
 
+/* Return the price, without launches, of layer 0's product before GELU and of GELU; @is_fused: of one op. */
+static double gelu_ns(struct lade_machine machine, enum lade_dtype dtype, bool is_fused, double *ret_bytes)
+{
+  struct lade_kernels kernels;
+  struct lade_model model;
+  struct lade_model_graph *graph;
+  struct lade_cost cost;
+  double ns = 0;
+  lade_kernels_init(&kernels, &(struct lade_cpu){0});
+  assert_int_equal(lade_model_preset("gpt2-124m", &model, NULL), 0);
+  const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype,
+                                                 .batch = 4, .seq_len = 1024, .kernels = &kernels, .n_threads = 1,
+                                                 .fuses_gelu_fwd = is_fused};
+  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
+  machine.launch_ns = 0;
+  lade_cost_init(&cost, &machine);
+  for (int op = 0; op < graph->n_fwd_ops; op++) {
+    const struct lade_op *the_op = &graph->ops[op];
+    if (graph->tensors[the_op->out[0]].unit != 1 || graph->tensors[the_op->out[0]].dims[1] != model.hidden)
+      continue;
+    ns += (double)lade_cost_op_ns(&cost, graph, op);
+    *ret_bytes = (double)graph->tensors[the_op->out[0]].bytes;
+  }
+  lade_model_graph_destroy(graph);
+  return ns;
+}
+
+/*
+ * GELU in its product costs a GPU the product alone, which 16-bit products bind; in FP32 a GPU reads the sums again. A
+ * host writes and reads them in FP32 too.
+ */
+static void gelu_in_its_product_costs_what_the_device_runs(void **state)
+{
+  struct lade_cluster cluster;
+  struct lade_machine host;
+  double bytes;
+  assert_int_equal(lade_cluster_preset("dgx-h100", NULL, &cluster), 0);
+  assert_int_equal(lade_machine_preset("laptop-8c", NULL, &host), 0);
+  const double two = gelu_ns(cluster.device, LADE_BF16, false, &bytes);
+  const double one = gelu_ns(cluster.device, LADE_BF16, true, &bytes);
+  assert_true(fabs(two - one - 2 * bytes / cluster.device.device_bytes_per_s * 1e9) < 4);
+  const double rate = 0.85 * cluster.device.device_bytes_per_s, host_rate = 0.85 * host.device_bytes_per_s;
+  const double two_f32 = gelu_ns(cluster.device, LADE_F32, false, &bytes);
+  const double one_f32 = gelu_ns(cluster.device, LADE_F32, true, &bytes);
+  assert_true(fabs(two_f32 - one_f32 - bytes / rate * 1e9) < 4);
+  const double host_two = gelu_ns(host, LADE_BF16, false, &bytes), host_one = gelu_ns(host, LADE_BF16, true, &bytes);
+  assert_true(fabs(host_one - host_two - (4 - 2) * bytes / host_rate * 1e9) < 4);
+}
+
 /* At 500 of 700 W, a quarter of which is steady, products and attention run at the cube root of 13/21 of their rate. */
 static void a_lower_power_limit_slows_computing(void **state)
 {
@@ -435,6 +484,7 @@ int main(void)
       cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
       cmocka_unit_test(eager_ops_cost_their_own_passes),
       cmocka_unit_test(fused_norms_cost_their_own_passes),
+      cmocka_unit_test(gelu_in_its_product_costs_what_the_device_runs),
       cmocka_unit_test(a_lower_power_limit_slows_computing),
       cmocka_unit_test(short_attention_is_slower),
       cmocka_unit_test(a_loss_that_is_not_fused_moves_its_logits),

@@ -147,6 +147,7 @@ static void numbers_out_of_range_are_damage(void **state)
       {"master", MEMO(state.run.master)},
       {"grad-dtype", MEMO(state.run.grad_dtype)},
       {"grad-reduce", MEMO(state.run.grad_reduce)},
+      {"gelu-fusion", MEMO(state.run.gelu_fusion)},
       {"rank", MEMO(rank)},
   };
   const int64_t negatives[] = {-1, INT64_MIN};
@@ -157,7 +158,7 @@ static void numbers_out_of_range_are_damage(void **state)
     }
   }
   const int64_t great = 99, greatest = INT64_MAX;
-  const char *const choices[] = {"dtype", "order", "moments", "master", "grad-dtype", "grad-reduce"};
+  const char *const choices[] = {"dtype", "order", "moments", "master", "grad-dtype", "grad-reduce", "gelu-fusion"};
   for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
     for (size_t j = 0; j < sizeof(choices) / sizeof(choices[0]); j++) {
       if (strcmp(numbers[i].name, choices[j]) != 0)

@@ -151,6 +151,15 @@ static int context_cut(struct cluster_planning *planning)
   return 0;
 }
 
+/* Refuse GELU in its product for software that computes it apart. */
+static int gelu_check(struct cluster_planning *planning)
+{
+  if (!planning->job.fuses_gelu_fwd || planning->job.software == LADE_SOFTWARE_LADE)
+    return 0;
+  return lade_error_set(&planning->error, -EINVAL, "--gelu-fusion is of Lade's own products, and without --software "
+                        "lade the step is priced as other software runs it: give --software lade");
+}
+
 static int job_make(struct cluster_planning *planning)
 {
   const struct lade_session_params *session = &planning->options->session;
@@ -169,7 +178,7 @@ static int job_make(struct cluster_planning *planning)
       .cluster = &planning->cluster, .model = &planning->model, .kernels = &planning->kernels, .batch = session->batch,
       .seq_len = session->seq_len ? session->seq_len : LADE_MIN(planning->model.context, DEFAULT_SEQ_LEN),
       .dtype = session->dtype, .grad_dtype = session->grad_dtype, .moments = session->moments,
-      .master = session->master, .dropout = session->dropout,
+      .master = session->master, .dropout = session->dropout, .fuses_gelu_fwd = session->gelu_fusion,
       .software = (enum lade_software)planning->options->software,
       .overlaps_tensor = planning->options->overlaps_tensor, .gathers_late = planning->options->gathers_late,
       .is_eager = planning->options->is_eager, .has_fused_norms = planning->options->has_fused_norms,
@@ -189,7 +198,8 @@ static int job_make(struct cluster_planning *planning)
   if (planning->job.seq_len > planning->model.context)
     return lade_error_set(&planning->error, -EINVAL, "--seq %lld is longer than the context of %s, %lld",
                           (long long)planning->job.seq_len, planning->model.name, (long long)planning->model.context);
-  return context_cut(planning);
+  status = gelu_check(planning);
+  return status ? status : context_cut(planning);
 }
 
 /* ---- a given layout ---- */
