@@ -434,12 +434,14 @@ static bool is_shaped(const struct lade_cost *cost, enum lade_dtype dtype)
 }
 
 /*
- * Return the bytes that a pass for GELU after a product moves, in units of the product's, beside those of op->bytes.
- * Backward reads x and dx and writes dx. Forward reads the sums again; in 16 bits the host first writes them in FP32.
+ * Return the bytes that a pass for GELU after a product moves, in units of the product's, beside those of op->bytes; 0:
+ * there is no pass. Backward reads x and dx and writes dx. Forward reads the sums again; in 16 bits the host first
+ * writes them in FP32, and a GPU's plain product has GELU itself.
  */
 static double gelu_pass_get(const struct lade_cost *cost, enum lade_dtype dtype, enum lade_op_kind kind)
 {
-  const double sums = cost->machine.is_unified && lade_dtype_bytes(dtype) == 2 ? 4 : 1;
+  const bool is_narrow = lade_dtype_bytes(dtype) == 2;
+  const double sums = !is_narrow ? 1 : cost->machine.is_unified ? 4 : cost->has_plain_products ? 0 : 1;
   return kind == LADE_OP_MATMUL_GELU ? sums : kind == LADE_OP_MATMUL_GELU_BWD ? 3 : 0;
 }
 

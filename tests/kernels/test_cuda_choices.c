@@ -176,6 +176,7 @@ static void a_number_that_is_not_offered_fails_the_product(void **state)
   lade_cublaslt *lt = NULL;
   assert_int_equal(lade_cublaslt_open(device, &error, &lt), 0);
   assert_int_equal(lade_cublaslt_workspace_bytes(lt, &product), 0);
+  assert_false(lade_cublaslt_lacks(lt, &product)); /* the plain kernel does not take its place */
   assert_true(lade_cublaslt_run(lt, NULL, &product, &error));
   assert_int_equal(error.code, -EINVAL);
   assert_non_null(strstr(error.text, "algorithm 9 for a product of 16 x 24 x 4096"));

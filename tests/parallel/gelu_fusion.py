@@ -80,6 +80,8 @@ def other_forms_are_refused():
     refused("with --gelu-fusion", *durable)
     train(FUSED, *durable)
     train(FUSED, "--steps", "3", "--resume", "fused")
+    train(FUSED, "--dtype", "fp32", "--save", "fp32")
+    train("--dtype", "fp32", "--steps", "3", "--resume", "fp32")
     refused("have none", FUSED, "--model", "llama3.2-1b", verb=("plan", "--machine", "a100-40g"))
 
 

@@ -22,7 +22,8 @@
  *
  * Epilogues are the bias, added to the sum in FP32 and rounded once, as kernels.h says; the slope of GELU, which
  * multiplies the sum before it is rounded; and GELU of the sum before it is rounded, whose other output is the rounded
- * sum. The latter two are one op each in every plan (matmul_gelu_bwd, matmul_gelu), which is repeated whole, so no
+ * sum. That GELU takes the unrounded sum is how the library's manual describes the epilogue, and no GPU has shown it.
+ * The latter two are one op each in every plan (matmul_gelu_bwd, matmul_gelu), which is repeated whole, so no
  * residency changes their bits. GELU of the unrounded sum has other bits than GELU of the stored value. So the model's
  * graph says which of both is computed, and no plan mixes them. The library's gradient of the bias is not used: it
  * overwrites, where ours accumulates over microbatches, and the precision of its sum is not documented.
@@ -241,7 +242,7 @@ struct choosing {
   struct lade_product_kind kind;
   bool is_changed; /* to number @wanted of the heuristic's choices; below 0: to the run's own */
   int wanted;
-  bool has_choice;
+  bool has_choice, is_plain;
   size_t workspace_bytes;
 };
 
@@ -250,6 +251,7 @@ static int choosing_run(void *args)
   struct choosing *choosing = args;
   pthread_mutex_lock(&choosing->lt->lock);
   struct chosen_product *product = product_get(choosing->lt, &choosing->kind);
+  choosing->is_plain = product && product->is_plain;
   choosing->has_choice = product && !product->is_plain && !product->error.code;
   if (choosing->has_choice && choosing->is_changed)
     choosing->has_choice =
@@ -268,11 +270,11 @@ size_t lade_cublaslt_workspace_bytes(struct lade_cublaslt *lt, const struct lade
   return choosing.workspace_bytes ? choosing.workspace_bytes + WORKSPACE_ALIGN_BYTES : 0;
 }
 
-bool lade_cublaslt_has(struct lade_cublaslt *lt, const struct lade_matmul_args *args)
+bool lade_cublaslt_lacks(struct lade_cublaslt *lt, const struct lade_matmul_args *args)
 {
   struct choosing choosing = {.lt = lt, .kind = kind_get(args)};
   lade_cuda_call(lt->device, choosing_run, &choosing);
-  return choosing.has_choice;
+  return choosing.is_plain;
 }
 
 bool lade_cublaslt_choose(struct lade_cublaslt *lt, const struct lade_matmul_args *args, int i)

@@ -35,8 +35,11 @@ void lade_cublaslt_close(lade_cublaslt *cublaslt);
  */
 size_t lade_cublaslt_workspace_bytes(lade_cublaslt *cublaslt, const struct lade_matmul_args *args);
 
-/* True if the library computes the product of @args, as above; false: the plain kernel. Any thread; blocks likewise. */
-bool lade_cublaslt_has(lade_cublaslt *cublaslt, const struct lade_matmul_args *args);
+/*
+ * True if the plain kernel computes the product of @args, as above, because the library has none. A choice that failed
+ * is the library's: running it says why. Any thread; blocks likewise.
+ */
+bool lade_cublaslt_lacks(lade_cublaslt *cublaslt, const struct lade_matmul_args *args);
 
 /*
  * Put the product on @stream, in a lade_cuda_enqueue_fn. False if the plain kernel must compute it. A refusal of the

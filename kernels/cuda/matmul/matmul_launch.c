@@ -83,7 +83,7 @@ static void matmul_gelu_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 
 bool lade_cuda_lacks_gelu(const struct lade_kernels *kernels, const struct lade_matmul_args *args)
 {
-  return args->dtype != LADE_F32 && kernels->cublaslt && !lade_cublaslt_has(kernels->cublaslt, args);
+  return args->dtype != LADE_F32 && kernels->cublaslt && lade_cublaslt_lacks(kernels->cublaslt, args);
 }
 
 size_t lade_cuda_matmul_gelu_fwd_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *a)

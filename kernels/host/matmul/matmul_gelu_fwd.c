@@ -4,8 +4,7 @@
  *
  * In F32 and F64 the stored value is the sum, so the table's two kernels follow each other. In 16 bits the product of a
  * block of rows goes into scratch in F32, and a pass over it rounds the sum and its GELU. An element's bits do not
- * depend on the cut of the rows, so c has the bits of LADE_K_MATMUL. A block's sums are a few megabytes, which stay in
- * cache until the pass.
+ * depend on the cut of the rows, so c has the bits of LADE_K_MATMUL. Blocks bound the scratch, which is planned.
  *
  * Rejected: GELU in the micro-kernels, which would spare the pass. Each level would need an exponential of its own
  * there, and hosts are bound by products.
