@@ -185,6 +185,7 @@ struct lade_instr {
   uint32_t accumulate;   /* COMPUTE: bit i: output i adds to the gradient's contents */
   int32_t waits[LADE_N_QUEUES]; /* instruction of that queue that must be done first, or -1 */
   int64_t predicted_ns;
+  int64_t shared_ns; /* time beyond predicted_ns, because transfers of other queues use the same links meanwhile */
   int64_t hidden_ns; /* READ, WRITE: part of predicted_ns during which an earlier transfer of the queue is in flight */
 };
 

@@ -61,6 +61,7 @@ struct lade_unit_cost {
                                      of Lade does not, because no backward op reads their results */
   double weights_ns;              /* of backward: gradients of parameters alone */
   double unhidden_ns;             /* of collectives that these hide, and do not where they are a slot of their own */
+  double tensor_ns[2];            /* of both halves: tensor parallel collectives, while their bytes move */
   double attention_ns[2];         /* of forward and of backward, recompute included: attention alone */
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
@@ -242,6 +243,8 @@ struct lade_layout_core {
   double n_layers;                 /* of the first stage */
   double forward_ns, backward_ns;  /* of a microbatch there, over its chunks */
   double gather_ns;                /* of both halves of a microbatch: gathers of a middle stage's scattered inputs */
+  double tensor_ns[2], copies_ns[2]; /* of both halves, of a microbatch there, while bytes move: tensor parallel
+                                        collectives; copies of values to the host and back */
   double params[2];                /* of a rank of the first stage and of the last */
   double expert_share;             /* part of them that are of experts */
   int n_sizes;

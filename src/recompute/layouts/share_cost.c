@@ -166,6 +166,13 @@ static double launches_ns(const struct share_walk *walk, int op)
   return walk->host_op_ns * lade_cost_launches(walk->cost, walk->graph, op);
 }
 
+/* Return the part of the time of @op, a collective, in which no byte moves. */
+static double empty_ns(const struct share_walk *walk, const struct lade_op *op)
+{
+  const bool is_sum = op->kind == LADE_OP_ALL_REDUCE;
+  return lade_transfer_ns(&(is_sum ? walk->prices->comm_sum : walk->prices->comm)[op->attr.axis], 1, 0);
+}
+
 /* Fill the times of all units. */
 static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
 {
@@ -176,6 +183,8 @@ static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
     const struct lade_op *op = op_at(walk, at);
     struct lade_unit_cost *unit = &units[op->unit];
     unit->exposed_ns += step_run(walk, &queues, at);
+    if (lade_op_is_collective(op->kind))
+      unit->tensor_ns[step->is_backward] += LADE_MAX(op_ns_at(walk, at) - empty_ns(walk, op), 0);
     if (op->kind == LADE_OP_ATTENTION || op->kind == LADE_OP_ATTENTION_BWD)
       unit->attention_ns[step->is_backward] += (double)walk->prices->op_ns[step->op];
     if (is_weights_step(walk->graph, op))
@@ -399,6 +408,17 @@ static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
 }
 
 /*
+ * Return the time that copies of @copies_ns add to a half of @half_ns, @tensor_ns of it tensor parallel collectives,
+ * where both share the device's link to the host: collectives slow down while copies run beside them.
+ */
+static double copies_delay_ns(const struct share_walk *walk, double tensor_ns, double half_ns, double copies_ns)
+{
+  const struct lade_link_shares copy = {{[LADE_LINK_HOST] = 1}};
+  const double slowdown = lade_links_slowdown(&copy, &walk->prices->comm_shares[LADE_AXIS_TP]);
+  return half_ns > 0 ? (slowdown - 1) * tensor_ns * LADE_MIN(copies_ns / half_ns, 1) : 0;
+}
+
+/*
  * Add the copies of each unit's values on the host to its halves. Both together take at least the time that this
  * device's share of host memory needs for them.
  */
@@ -407,8 +427,10 @@ static void copies_add(const struct share_walk *walk, struct lade_unit_cost *uni
   for (int unit = 0; unit < N_SHARE_UNITS; unit++) {
     const double out_ns = units[unit].host_bytes * walk->prices->to_host.ns_per_byte;
     const double in_ns = units[unit].host_bytes * walk->prices->to_device.ns_per_byte;
-    units[unit].forward_ns = LADE_MAX(units[unit].forward_ns, out_ns) + COPY_EXPOSED * out_ns;
-    units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, in_ns) + COPY_EXPOSED * in_ns;
+    units[unit].forward_ns = LADE_MAX(units[unit].forward_ns, out_ns) + COPY_EXPOSED * out_ns +
+                             copies_delay_ns(walk, units[unit].tensor_ns[0], units[unit].forward_ns, out_ns);
+    units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, in_ns) + COPY_EXPOSED * in_ns +
+                              copies_delay_ns(walk, units[unit].tensor_ns[1], units[unit].backward_ns, in_ns);
     units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, 2 * units[unit].host_bytes * walk->host_ns_per_byte -
                                                                     units[unit].forward_ns);
   }

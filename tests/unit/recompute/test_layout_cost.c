@@ -132,6 +132,9 @@ static const struct one_layout replicas[] = {
     {"llama tp2 cut rows dp 16, zero 2", &llama, LAYOUT(.tp = 2, .dp = 16, .zero = 2, .is_sequence = true), 64, 4,
      LADE_RECIPE_NONE},
     {"llama dp 64, zero 3", &llama, LAYOUT(.dp = 64, .zero = 3), 512, 4, LADE_RECIPE_FULL},
+    {"llama tp4 dp 2 of one node", &llama, LAYOUT(.tp = 4, .dp = 2), 4, 2, LADE_RECIPE_NONE},
+    {"llama tp2 dp 16", &llama, LAYOUT(.tp = 2, .dp = 16), 32, 2, LADE_RECIPE_NONE},
+    {"llama tp2 dp 4 of one node, zero 3", &llama, LAYOUT(.tp = 2, .dp = 4, .zero = 3), 16, 4, LADE_RECIPE_NONE},
 };
 
 /* Price a layout and build its program, whose step must take the priced time. */
