@@ -228,6 +228,11 @@ struct lade_program {
  * waits are met and it conflicts with none before it. They still end in the list's order.
  */
 #define LADE_IO_AHEAD 7
+/*
+ * Values on their way between device and drives that have host memory of their own: one is copied while others are
+ * written or read.
+ */
+#define LADE_VALUES_PASSING 3
 /* True if @instr is a READ or a WRITE. */
 bool lade_instr_is_transfer(const struct lade_instr *instr);
 /*

@@ -101,7 +101,7 @@ static void transfers_fill(const struct layout_sum *sum, struct lade_layout_core
   const double bytes_per_s[] = {(double)device->to_host.bytes_per_s, (double)device->to_device.bytes_per_s};
   for (int half = 0; half < 2; half++) {
     core->tensor_ns[half] = embed->tensor_ns[half] + core->n_layers * layer->tensor_ns[half];
-    core->copies_ns[half] = core->n_layers * layer->host_bytes / bytes_per_s[half] * 1e9;
+    core->copies_ns[half] = core->n_layers * (layer->host_bytes + layer->store_bytes) / bytes_per_s[half] * 1e9;
   }
 }
 
@@ -186,14 +186,13 @@ static double passing_bytes(const struct lade_layout_job *job, const struct lade
   return 2 * held_params(job, core, layout, (double)n_most) * (double)lade_dtype_bytes(job->dtype);
 }
 
-/* Return the bytes of the values of @stage on the host. */
-static double stage_host_bytes(const struct layout_sum *sum, int stage)
+/* Return the bytes of the values of @stage that each layer saves @layer_bytes of: on the host, or on drives. */
+static double stage_away_bytes(const struct layout_sum *sum, int stage, double layer_bytes)
 {
   double n_layers = 0;
   for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
     n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages + stage];
-  return lade_schedule_in_flight(&sum->pipeline, stage) * n_layers / sum->pipeline.n_chunks *
-         sum->share->layer.host_bytes;
+  return lade_schedule_in_flight(&sum->pipeline, stage) * n_layers / sum->pipeline.n_chunks * layer_bytes;
 }
 
 /* Return the bytes of activations of @stage at its peak. */
@@ -308,7 +307,10 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     if (at < core->n_sizes && core->sizes[at].values_bytes >= values)
       continue;
     core->sizes[at].values_bytes = values;
-    core->sizes[at].host_bytes = stage_host_bytes(sum, stage);
+    const struct lade_unit_cost *layer = &sum->share->layer; /* values on drives pass through host memory */
+    core->sizes[at].host_bytes = stage_away_bytes(sum, stage, layer->host_bytes) +
+                                 LADE_VALUES_PASSING * layer->store_max_bytes;
+    core->sizes[at].store_bytes = stage_away_bytes(sum, stage, layer->store_bytes);
     core->sizes[at].n_params = n_params;
     core->sizes[at].bound_away_bytes = stage_away_bound(sum, stage);
     for (int has_grads = 0; has_grads < 2; has_grads++)
@@ -377,8 +379,8 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
     const double host = core->sizes[i].host_bytes +
                         (state_tier == LADE_TIER_STORE ? passing_bytes(job, core, layout) : away);
     cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
-    if (state_tier == LADE_TIER_STORE)
-      cost->store_bytes = LADE_MAX(cost->store_bytes, (uint64_t)away);
+    const double stored = core->sizes[i].store_bytes + (state_tier == LADE_TIER_STORE ? away : 0);
+    cost->store_bytes = LADE_MAX(cost->store_bytes, (uint64_t)stored);
     double first;
     const double bound = device_lower_bound(job, core, layout, state_tier, i, &first);
     const double away_bound = away_lower_bound(job, core, layout, i);
