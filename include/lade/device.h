@@ -62,6 +62,7 @@ struct lade_copy {
   uint64_t bytes;
   int64_t predicted_ns; /* time on a dry device's queue without a link; see lade_queue_copy */
   struct lade_span *ret_span;
+  int64_t shared_ns;    /* time that a dry device adds on a queue with a link, for other transfers on it */
 };
 
 struct lade_device_info {

@@ -4,7 +4,8 @@
  *
  * Addresses come from a counter that starts high and only rises; they must not be accessed. Every piece of work is
  * timed when it is submitted. It starts when its queue is free and the events that it waits for have happened, and ends
- * its predicted time later. A copy over a link takes latency + bytes / rate. This is exact if work is submitted after
+ * its predicted time later. A copy over a link takes latency + bytes / rate, and the time that other transfers on the
+ * link cost it (shared_ns). This is exact if work is submitted after
  * the work that it waits for, which a program in one total order guarantees. A wait for an event that was never
  * submitted is a deadlock and is reported as one.
  *
@@ -171,7 +172,8 @@ static uint64_t dry_queue_copy(lade_queue *base, const struct lade_copy *copy)
   int error = lade_fault(base->device->faults, LADE_FAULT_COPY);
   if (error)
     lade_device_fail(base->device, error);
-  int64_t duration_ns = queue->link ? lade_link_ns(queue->link, copy->bytes) : copy->predicted_ns;
+  int64_t duration_ns = queue->link ? time_add(lade_link_ns(queue->link, copy->bytes), copy->shared_ns)
+                                     : copy->predicted_ns;
   return work_time(queue, duration_ns, copy->ret_span);
 }
 

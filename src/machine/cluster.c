@@ -22,7 +22,7 @@
 
 #define MAX_FILE_BYTES (1 << 20) /* far more than any description has */
 
-enum cluster_field_type { CLUSTER_COUNT, CLUSTER_BYTES, CLUSTER_NUMBER };
+enum cluster_field_type { CLUSTER_COUNT, CLUSTER_BYTES, CLUSTER_NUMBER, CLUSTER_FLAG };
 
 struct cluster_field {
   const char *name;
@@ -51,6 +51,7 @@ static const struct cluster_field level_fields[] = {
     {"bytes_per_s", OF_LEVEL(bytes_per_s), CLUSTER_NUMBER, 1e3, 1e18, false, 0},
     {"latency_ns", OF_LEVEL(latency_ns), CLUSTER_NUMBER, 0, 1e9, false, 0},
     {"oversubscription", OF_LEVEL(oversubscription), CLUSTER_NUMBER, 1, 1e3, true, 1},
+    {"over_host_link", OF_LEVEL(is_over_host_link), CLUSTER_FLAG, 0, 1, true, 0},
     {"sum_gain", OF_LEVEL(sum_gain), CLUSTER_NUMBER, 1, 4, true, 1},
 };
 
@@ -62,6 +63,8 @@ static double field_get(const struct cluster_field *field, const void *base)
     return (double)*(const int64_t *)at;
   case CLUSTER_BYTES:
     return (double)*(const uint64_t *)at;
+  case CLUSTER_FLAG:
+    return *(const bool *)at;
   default:
     return *(const double *)at;
   }
@@ -74,6 +77,8 @@ static void field_put(const struct cluster_field *field, double number, void *ba
     *(int64_t *)at = (int64_t)number;
   else if (field->type == CLUSTER_BYTES)
     *(uint64_t *)at = (uint64_t)number;
+  else if (field->type == CLUSTER_FLAG)
+    *(bool *)at = number != 0;
   else
     *(double *)at = number;
 }
@@ -82,10 +87,10 @@ static void field_put(const struct cluster_field *field, double number, void *ba
 static bool field_read(const struct cluster_field *field, const json_t *value, void *base)
 {
   uint64_t bytes = 0;
-  double number = json_number_value(value);
+  double number = json_is_true(value) ? 1 : json_number_value(value);
   if (field->type == CLUSTER_BYTES && json_is_string(value) && !lade_size_parse(json_string_value(value), &bytes))
     number = (double)bytes;
-  else if (!json_is_number(value))
+  else if (field->type == CLUSTER_FLAG ? !json_is_boolean(value) : !json_is_number(value))
     return false;
   const bool is_whole = field->type != CLUSTER_NUMBER;
   if (!isfinite(number) || number < field->low || number > field->high || (is_whole && number != floor(number)))
@@ -105,6 +110,9 @@ struct object_fields {
 static int value_refuse(const struct object_fields *known, const struct cluster_field *field, const json_t *value,
                         struct lade_error *error)
 {
+  if (field->type == CLUSTER_FLAG)
+    return lade_error_set(error, -EINVAL, "%s: %s%s is %s: expected true or false", known->where, known->prefix,
+                          field->name, value ? lade_json_echo(value).text : "missing");
   return lade_error_set(error, -EINVAL, "%s: %s%s is %s: expected %s from %g to %g", known->where, known->prefix,
                         field->name,
                         value ? lade_json_echo(value).text : "missing",
@@ -353,7 +361,9 @@ static json_t *table_json(const struct cluster_field *fields, size_t n, const vo
   for (size_t i = 0; i < n; i++) {
     const double value = field_get(&fields[i], base);
     json_object_set_new(object, fields[i].name,
-                        fields[i].type == CLUSTER_NUMBER ? json_real(value) : json_integer((json_int_t)value));
+                        fields[i].type == CLUSTER_NUMBER ? json_real(value)
+                        : fields[i].type == CLUSTER_FLAG ? json_boolean(value != 0)
+                                                         : json_integer((json_int_t)value));
   }
   return object;
 }

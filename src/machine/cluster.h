@@ -15,7 +15,7 @@
 #include "machine/machine.h"
 #include "parallel/mesh.h"
 
-#define LADE_CLUSTER_LEVELS_MAX 6 /* more than fabrics have: switch, rails, spine */
+#define LADE_CLUSTER_LEVELS_MAX (LADE_LINKS_MAX - LADE_LINK_LEVELS) /* more than fabrics have: switch, rails, spine */
 #define LADE_LEVEL_NAME_BYTES 32
 
 #define LADE_CLUSTER_NCCL 22807   /* version of NCCL where a cluster states none */
@@ -26,6 +26,7 @@ struct lade_cluster_level {
   double bytes_per_s;      /* of one device, each direction, in collectives */
   double latency_ns;       /* of one hop of a long message: NCCL's protocol Simple */
   double oversubscription; /* devices' rates together over the domain's uplinks; 1: full bisection */
+  bool is_over_host_link;  /* its bytes also take the device's link to the host: a NIC behind the device's PCIe port */
   double sum_gain;         /* speed-up of an all-reduce whose sums the switches make (NVLS, SHARP); 1: they do not */
 };
 
@@ -74,6 +75,7 @@ struct lade_cluster_links {
   struct lade_transfer_price gather[LADE_N_AXES]; /* all-gather, reduce-scatter, all-to-all, broadcast */
   struct lade_transfer_price sum[LADE_N_AXES];    /* all-reduce */
   struct lade_transfer_price boundary;            /* a send between neighbouring stages */
+  struct lade_link_shares shares[LADE_N_AXES], boundary_shares; /* parts of links that these take */
 };
 
 /* Compute the links of @mesh, whose ranks are placed on devices in order. */
@@ -94,6 +96,15 @@ bool lade_cluster_sends_scattered(const struct lade_cluster *cluster, const stru
 /* Price collectives of a group of @size ranks with @stride between neighbours. */
 void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int64_t stride,
                               struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum);
+
+/*
+ * Return the parts of a device's links that a group's collectives take, in each direction. Links have the rates that
+ * collectives sustain on them.
+ */
+struct lade_link_shares lade_cluster_group_shares(const struct lade_cluster *cluster, int size, int64_t stride);
+
+/* Return the parts that a send to the next pipeline stage takes, in one direction. */
+struct lade_link_shares lade_cluster_boundary_shares(const struct lade_cluster *cluster, const struct lade_mesh *mesh);
 
 /*
  * Return the latency of the shortest gather over that of long ones, in a group of @size ranks: one in each domain of a

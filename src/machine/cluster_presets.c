@@ -63,6 +63,9 @@
  *             the Samsung PM9A3 of 3.84 TB, 6.8 GB/s read and 4.0 GB/s written, and together as reads alone. AWS states
  *             16 GB/s read of a p4d's eight; their writes are assumed to have the PM9A3's ratio to reads. A GB200 NVL72
  *             is sold with drives of its integrator's choice, and of rtx4090x4 no data sheet exists: none
+ *   ports     NICs are behind the PCIe switch of their GPUs in a DGX A100, H100 and H200 (NVIDIA's user guides), a p4d
+ *             and a p5 (AWS: GPUDirect RDMA), and behind the CPU, by NVLink-C2C, in a GB200 NVL72; peers of an RTX 4090
+ *             copy through the host. So their bytes take the device's link to the host too
  *
  * error_share covers most runs (docs/cluster.md): on A100 all of Megatron-LM, and the means of other projects but
  * Megatron-Turing NLG; on H100 the means of all projects. GB200: five runs of NVIDIA's recipes are too few to say less
@@ -86,7 +89,7 @@ struct cluster_preset {
   double usable_gib, node_host_bytes, peak_flops_per_s, error_share;
   double memory_bytes_per_s; /* sustained by kernels */
   struct lade_kernel_model kernels;
-  const char *inner, *outer; /* names of the levels; no outer level: one node */
+  const char *inner, *outer; /* names of the levels; no outer level: one node, whose level is PCI Express */
   double inner_bytes_per_s, inner_latency_ns, inner_gain, outer_bytes_per_s, outer_latency_ns;
   const char *assumed; /* numbers without a source, as --explain names them; NULL: none */
   double drive_bytes, drive_read_bytes_per_s; /* of each of DRIVES, by data sheets; 0: no drives */
@@ -194,6 +197,7 @@ static int preset_make(const struct cluster_preset *preset, struct lade_error *e
   if (preset->outer)
     level_set(&cluster, preset->outer, cluster.n_nodes * cluster.n_node_devices, preset->outer_bytes_per_s,
               preset->outer_latency_ns, 1);
+  cluster.levels[cluster.n_levels - 1].is_over_host_link = true; /* "ports" above */
   *ret_cluster = cluster;
   return 0;
 }

@@ -700,6 +700,24 @@ static struct lade_transfer_price link_price(const struct lade_link *link)
                                       .ns_per_byte = 1e9 / (double)link->bytes_per_s};
 }
 
+/*
+ * Fill the parts of links that collectives and sends take. Without a cluster all bytes between ranks go over the link
+ * to the host, at whose rate they are priced. On a unified machine copies are work of the shared cores: no link counts.
+ */
+static void shares_fill(const struct lade_cost *cost, struct lade_prices *prices)
+{
+  const bool is_through_host = !cost->links && !cost->machine.is_unified;
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    if (cost->links)
+      prices->comm_shares[axis] = cost->links->shares[axis];
+    prices->comm_shares[axis].of[LADE_LINK_HOST] += is_through_host;
+  }
+  if (cost->links)
+    prices->boundary_shares = cost->links->boundary_shares;
+  prices->boundary_shares.of[LADE_LINK_HOST] += is_through_host;
+  prices->has_half_duplex = !cost->machine.is_duplex;
+}
+
 /* Return the price of a store's transfers, @share of them reads; without a store one that no plan chooses. */
 static struct lade_transfer_price store_price(const struct lade_machine_store *store, double share)
 {
@@ -729,7 +747,7 @@ static int64_t transfer_op_ns(const struct lade_cost *cost, const struct lade_pr
   if (!cost->links)
     return lade_cost_to_host_ns(cost, (uint64_t)op->bytes);
   if (op->kind == LADE_OP_SEND || op->kind == LADE_OP_RECV)
-    price = &cost->links->boundary;
+    price = &prices->boundary;
   return sums_count(cost, graph, op) * whole_ns(lade_transfer_ns(price, 1, op->bytes));
 }
 
@@ -751,6 +769,8 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph
     prices.comm[axis] = cost->links ? cost->links->gather[axis] : link_price(&machine->to_host);
     prices.comm_sum[axis] = cost->links ? cost->links->sum[axis] : link_price(&machine->to_host);
   }
+  prices.boundary = cost->links ? cost->links->boundary : link_price(&machine->to_host);
+  shares_fill(cost, &prices);
   for (int op = 0; op < n_ops; op++)
     prices.op_ns[op] = lade_op_is_stage_boundary(graph->ops[op].kind)
                            ? transfer_op_ns(cost, &prices, graph, &graph->ops[op])

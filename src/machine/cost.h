@@ -63,6 +63,27 @@ static inline double lade_transfer_ns(const struct lade_transfer_price *price, d
   return ns;
 }
 
+/*
+ * The physical links of a device, each with two directions: that to the host, then one of each level of a cluster. A
+ * transfer takes a part of a link's rate while its bytes move: 1 of the link that bounds it, less of others.
+ */
+#define LADE_LINKS_MAX 7
+enum { LADE_LINK_HOST, LADE_LINK_LEVELS };
+struct lade_link_shares {
+  double of[LADE_LINKS_MAX];
+};
+
+/*
+ * Return the slowdown of two transfers that use links at once: the largest sum of their parts of one link, at least 1.
+ */
+static inline double lade_links_slowdown(const struct lade_link_shares *a, const struct lade_link_shares *b)
+{
+  double most = 1;
+  for (int i = 0; i < LADE_LINKS_MAX; i++)
+    most = a->of[i] > 0 && b->of[i] > 0 ? LADE_MAX(most, a->of[i] + b->of[i]) : most;
+  return most;
+}
+
 /* Predicted nanoseconds of everything that a program can contain; made once per plan from the cost model. */
 struct lade_prices {
   int64_t *op_ns;                     /* by op of the graph, lean forms too */
@@ -73,6 +94,9 @@ struct lade_prices {
   struct lade_transfer_price to_host, to_device, read, write;
   struct lade_transfer_price comm[LADE_N_AXES]; /* per byte sent */
   struct lade_transfer_price comm_sum[LADE_N_AXES]; /* the same of an all-reduce, which may go along trees */
+  struct lade_transfer_price boundary; /* of a send between stages, per byte */
+  struct lade_link_shares comm_shares[LADE_N_AXES], boundary_shares; /* of collectives, and of sends between stages */
+  bool has_half_duplex; /* copies to the host and to the device share one rate */
   double copy_cores;                  /* cores that one copy occupies, of n_cores */
   double n_cores;                     /* shared by all queues of a unified device; 0: not shared */
   struct lade_streaming streaming;    /* not a price: the drive's preferred cut of updates from the store */

@@ -23,6 +23,9 @@
  * for its bytes. Channels are in the rates; that NCCL takes fewer channels and threads for messages of a few kilobytes,
  * whose time is latency, is left out. So is CollNet, which needs SHARP: sum_gain describes it.
  *
+ * Parts. Collectives of two axes at once share the links that both cross. While its bytes move a group takes the whole
+ * rate of its slowest level's links, and of each other link as much as that leaves it to carry.
+ *
  * A send to the next stage goes over the outermost level that joins the stages, where the slowest of them are. In the
  * scattered form (Narayanan et al. 2021, section 4.1) each of t tensor parallel ranks sends 1/t over its own link. The
  * receivers gather the parts over the levels of their group. It is taken if both together are faster.
@@ -157,6 +160,49 @@ void lade_cluster_group_price(const struct lade_cluster *cluster, int size, int6
   *ret_sum = sum;
 }
 
+/* Add @bytes_per_s over level @at to the parts of its link, and of that to the host if its bytes pass there. */
+static void level_share_add(const struct lade_cluster *cluster, int at, double bytes_per_s,
+                            struct lade_link_shares *shares)
+{
+  const struct lade_cluster_level *level = &cluster->levels[at];
+  const struct lade_machine *device = &cluster->device;
+  const double host = (double)LADE_MIN(device->to_host.bytes_per_s, device->to_device.bytes_per_s);
+  shares->of[LADE_LINK_LEVELS + at] = fmin(bytes_per_s / level_rate(level), 1);
+  if (level->is_over_host_link && !device->is_unified)
+    shares->of[LADE_LINK_HOST] = fmin(fmax(shares->of[LADE_LINK_HOST], bytes_per_s / host), 1);
+}
+
+struct lade_link_shares lade_cluster_group_shares(const struct lade_cluster *cluster, int size, int64_t stride)
+{
+  const double rate = group_path_get(cluster, size, stride).rate;
+  struct lade_link_shares shares = {0};
+  double inside = 1;
+  for (int i = 0; i < cluster->n_levels; i++) {
+    const double within = members_within(size, stride, cluster->levels[i].n_devices);
+    if (within > inside)
+      level_share_add(cluster, i, rate / (i ? inside : 1), &shares);
+    inside = within;
+  }
+  return shares;
+}
+
+/* Return the level that joins neighbouring stages, where the slowest of them are. */
+static int boundary_level(const struct lade_cluster *cluster, const struct lade_mesh *mesh)
+{
+  int at = 0;
+  while (at < cluster->n_levels - 1 && mesh->world > cluster->levels[at].n_devices) /* stages are the outermost axis */
+    at++;
+  return at;
+}
+
+struct lade_link_shares lade_cluster_boundary_shares(const struct lade_cluster *cluster, const struct lade_mesh *mesh)
+{
+  struct lade_link_shares shares = {0};
+  const int at = boundary_level(cluster, mesh);
+  level_share_add(cluster, at, level_rate(&cluster->levels[at]), &shares);
+  return shares;
+}
+
 double lade_cluster_short_share(const struct lade_cluster *cluster, int size, bool is_between)
 {
   struct lade_cluster group = *cluster;
@@ -203,10 +249,7 @@ void lade_cluster_exchange_price(const struct lade_cluster *cluster, int size, i
 void lade_cluster_boundary_price(const struct lade_cluster *cluster, const struct lade_mesh *mesh,
                                  struct lade_transfer_price *ret_price)
 {
-  int at = 0;
-  while (at < cluster->n_levels - 1 && mesh->world > cluster->levels[at].n_devices) /* stages are the outermost axis */
-    at++;
-  const struct lade_cluster_level *level = &cluster->levels[at];
+  const struct lade_cluster_level *level = &cluster->levels[boundary_level(cluster, mesh)];
   *ret_price = (struct lade_transfer_price){(int64_t)level->latency_ns, 1e9 / level_rate(level)};
 }
 
@@ -223,8 +266,11 @@ bool lade_cluster_sends_scattered(const struct lade_cluster *cluster, const stru
 void lade_cluster_links_make(const struct lade_cluster *cluster, const struct lade_mesh *mesh,
                              struct lade_cluster_links *ret_links)
 {
-  for (int axis = 0; axis < LADE_N_AXES; axis++)
-    lade_cluster_group_price(cluster, mesh->axes[axis].size, mesh->axes[axis].stride, &ret_links->gather[axis],
-                             &ret_links->sum[axis]);
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    const int size = mesh->axes[axis].size, stride = mesh->axes[axis].stride;
+    lade_cluster_group_price(cluster, size, stride, &ret_links->gather[axis], &ret_links->sum[axis]);
+    ret_links->shares[axis] = lade_cluster_group_shares(cluster, size, stride);
+  }
+  ret_links->boundary_shares = lade_cluster_boundary_shares(cluster, mesh);
   lade_cluster_boundary_price(cluster, mesh, &ret_links->boundary);
 }

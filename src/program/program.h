@@ -185,6 +185,7 @@ struct lade_instr {
   uint32_t accumulate;   /* COMPUTE: bit i: output i adds to the gradient's contents */
   int32_t waits[LADE_N_QUEUES]; /* instruction of that queue that must be done first, or -1 */
   int64_t predicted_ns;
+  int64_t shared_ns; /* time beyond predicted_ns, because transfers of other queues use the same links meanwhile */
   int64_t hidden_ns; /* READ, WRITE: part of predicted_ns during which an earlier transfer of the queue is in flight */
 };
 
@@ -227,6 +228,11 @@ struct lade_program {
  * waits are met and it conflicts with none before it. They still end in the list's order.
  */
 #define LADE_IO_AHEAD 7
+/*
+ * Values on their way between device and drives that have host memory of their own: one is copied while others are
+ * written or read.
+ */
+#define LADE_VALUES_PASSING 3
 /* True if @instr is a READ or a WRITE. */
 bool lade_instr_is_transfer(const struct lade_instr *instr);
 /*

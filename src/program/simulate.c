@@ -6,6 +6,12 @@
  * one, a transfer to the drive a fraction for its checksums. If together they want more cores than there are, all slow
  * down in proportion, as under an operating system's time slices in the limit.
  *
+ * Links are shared in the same way. A copy, a collective or a send takes its part of each link's rate (cost.h) for the
+ * share of its time in which bytes move. If the transfers of several queues together want more of a link than there is,
+ * in one direction, those that use it slow down in proportion. So do the channels of collectives and the copy engines
+ * of a device, which take turns packet by packet; a queue that served whole transfers in order would instead let a sum
+ * of gradients hold up the next layer's collective. SimGrid and ASTRA-sim's network models share rates so too.
+ *
  * The io queue keeps several transfers in flight (LADE_IO_AHEAD). When one begins, those after it begin too, as far as
  * their waits are met and they touch other bytes. Their bytes take their time one transfer after another, as on a drive
  * that is busy; their latency passes meanwhile.
@@ -13,8 +19,9 @@
  * The simulation goes from one completion to the next; between two the speeds are constant. O(instructions * queues).
  * It ends because a wait always names an earlier instruction of the list.
  *
- * Stages together: the same simulation over the queues of all stages, each with cores of its own. A send and its
- * receive begin when both are the next of their queues and their waits are met, and end together. The model makes no
+ * Stages together: the same simulation over the queues of all stages, each with cores and links of its own. A send and
+ * its receive begin when both are the next of their queues and their waits are met, advance at the slower one's speed,
+ * and end together. The model makes no
  * choice: if two instructions can begin, both do. So if the simulation reaches the end of all lists, every run does,
  * whatever the instructions take; if it stalls, every run would. It proves that stages do not wait for one another in a
  * circle.
@@ -28,13 +35,22 @@
 #define IO_MEMORY_UNIT UINT64_C(4096) /* the drive reads and writes whole blocks of memory */
 #define IO_STORE_UNIT UINT64_C(65536) /* range of one checksum */
 
+#define N_LINK_SIDES (2 * LADE_LINKS_MAX)
+enum { LINK_OUT, LINK_IN, N_DIRECTIONS };
+
 #define TRANSFER_CORES 0.25 /* a drive works by itself; XXH3 runs at 10 GB/s and more during 1-3 GB/s of transfer */
 
 struct simulated_queue {
   int32_t *instrs; /* of one queue, in order */
   int n, next;
   int32_t running;  /* -1: none */
-  double left_ns, cores;
+  double left_ns, cores, speed;
+  double wire;        /* of the running instruction: share of its time in which bytes move; 0: none on links */
+  uint32_t sides;     /* of it: bits of the link sides that its bytes use */
+  const struct lade_link_shares *shares; /* of these links; NULL: a copy's, the whole link to the host */
+  int64_t begun_at_ns;
+  bool is_slowed;     /* the running instruction has shared a link */
+  struct simulated_queue *other; /* the other side of a running stage boundary, simulated together with it */
   int n_ahead;      /* of the io queue: transfers after the running one that have begun */
   double begun_ns[LADE_IO_AHEAD + 1]; /* when, by index in the queue modulo the array's length */
 };
@@ -150,6 +166,108 @@ static double hidden_take(const struct fluid *f, struct simulated_queue *lane)
   return LADE_MIN(LADE_MIN(passed_ns, (double)price->latency_ns), (double)instr->predicted_ns - 1);
 }
 
+/* ---- links ---- */
+
+static int side_of(const struct lade_prices *prices, int link, int direction)
+{
+  return N_DIRECTIONS * link + (link == LADE_LINK_HOST && prices->has_half_duplex ? LINK_OUT : direction);
+}
+
+/* Return the part of the link of @side that the running instruction of @lane takes while its bytes move. */
+static double side_share(const struct simulated_queue *lane, int side)
+{
+  return lane->shares ? lane->shares->of[side / N_DIRECTIONS] : 1;
+}
+
+/* Add the sides of all links that the lane's instruction uses in @direction. */
+static void sides_add(const struct fluid *f, struct simulated_queue *lane, int direction)
+{
+  for (int link = 0; link < LADE_LINKS_MAX; link++) {
+    if (side_share(lane, N_DIRECTIONS * link) > 0 && (lane->shares || link == LADE_LINK_HOST))
+      lane->sides |= 1u << side_of(f->prices, link, direction);
+  }
+}
+
+/* Return the price of the transfer @instr; NULL: it uses no link. */
+static const struct lade_transfer_price *transfer_price(const struct lade_prices *prices,
+                                                        const struct lade_instr *instr)
+{
+  switch (instr->kind) {
+  case LADE_INSTR_COPY:
+    return instr->queue == LADE_Q_TO_HOST ? &prices->to_host : &prices->to_device;
+  case LADE_INSTR_COLLECTIVE:
+    return instr->collective == LADE_ALL_REDUCE ? &prices->comm_sum[instr->axis] : &prices->comm[instr->axis];
+  case LADE_INSTR_SEND:
+  case LADE_INSTR_RECV:
+    return &prices->boundary;
+  default:
+    return NULL;
+  }
+}
+
+/*
+ * Set the links that @instr uses as it begins on @lane. Bytes move in all of its time but that of an empty transfer. A
+ * collective sends and receives at once. On shared cores copies are work of these, and no link counts.
+ */
+static void links_take(const struct fluid *f, const struct lade_instr *instr, struct simulated_queue *lane)
+{
+  const struct lade_transfer_price *price = f->prices->n_cores > 0 ? NULL : transfer_price(f->prices, instr);
+  lane->sides = 0;
+  lane->wire = price && instr->predicted_ns > 0
+                   ? 1 - lade_transfer_ns(price, 1, 0) / (double)instr->predicted_ns
+                   : 0;
+  if (lane->wire <= 0)
+    return;
+  lane->shares = instr->kind == LADE_INSTR_COPY         ? NULL
+                 : instr->kind == LADE_INSTR_COLLECTIVE ? &f->prices->comm_shares[instr->axis]
+                                                        : &f->prices->boundary_shares;
+  if (instr->kind != LADE_INSTR_RECV && instr->queue != LADE_Q_TO_DEVICE)
+    sides_add(f, lane, LINK_OUT);
+  if (instr->kind == LADE_INSTR_COLLECTIVE || instr->kind == LADE_INSTR_RECV || instr->queue == LADE_Q_TO_DEVICE)
+    sides_add(f, lane, LINK_IN);
+}
+
+/* Return the sides that several running instructions use. */
+static uint32_t sides_shared(const struct fluid *f)
+{
+  uint32_t used = 0, shared = 0;
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    const uint32_t sides = f->lanes[q].running >= 0 ? f->lanes[q].sides : 0;
+    shared |= used & sides;
+    used |= sides;
+  }
+  return shared;
+}
+
+/* Return all that running instructions want of the link of @side; 1 is its rate. */
+static double side_load(const struct fluid *f, int side)
+{
+  double load = 0;
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    const struct simulated_queue *lane = &f->lanes[q];
+    if (lane->running >= 0 && lane->sides >> side & 1)
+      load += lane->wire * side_share(lane, side);
+  }
+  return load;
+}
+
+/* Slow down the instructions that want more of @shared sides than there is. */
+static void links_slow(struct fluid *f, uint32_t shared)
+{
+  for (int side = 0; side < N_LINK_SIDES; side++) {
+    const double load = shared >> side & 1 ? side_load(f, side) : 0;
+    for (int q = 0; q < LADE_N_QUEUES && load > 1; q++) {
+      struct simulated_queue *lane = &f->lanes[q];
+      if (lane->running < 0 || !(lane->sides >> side & 1))
+        continue;
+      lane->speed = LADE_MIN(lane->speed, 1 / load);
+      lane->is_slowed = true;
+    }
+  }
+}
+
+/* ---- instructions begin ---- */
+
 static void lane_begin(struct fluid *f, struct simulated_queue *lane, double ns, int64_t (*spans)[2])
 {
   const double hidden_ns = LADE_MAX(hidden_take(f, lane), 0);
@@ -161,6 +279,10 @@ static void lane_begin(struct fluid *f, struct simulated_queue *lane, double ns,
   if (lade_instr_is_transfer(&f->program->instrs[at]) && f->program->graph)
     transfers_begin_ahead(f, lane);
   lane->cores = cores_wanted(f, &f->program->instrs[at]);
+  lane->begun_at_ns = (int64_t)f->now_ns;
+  lane->is_slowed = false;
+  lane->other = NULL;
+  links_take(f, &f->program->instrs[at], lane);
   if (spans)
     spans[at][0] = (int64_t)f->now_ns;
 }
@@ -201,6 +323,10 @@ static void lane_start(struct fluid *f, struct simulated_queue *lane, int64_t (*
     struct fluid *peer = &f->stages[f->program->instrs[at].peer];
     ns = LADE_MAX(ns, (double)peer->program->instrs[other->instrs[other->next]].predicted_ns);
     lane_begin(peer, other, ns, NULL);
+    lane_begin(f, lane, ns, spans);
+    lane->other = other;
+    other->other = lane;
+    return;
   }
   lane_begin(f, lane, ns, spans);
 }
@@ -211,43 +337,57 @@ static void lanes_start(struct fluid *f, int64_t (*spans)[2])
     lane_start(f, &f->lanes[q], spans);
 }
 
-/* Return the fraction of full speed at which running instructions advance. */
-static double speed_get(const struct fluid *f)
+/* Set the fraction of full speed at which each running instruction advances. */
+static void speeds_set(struct fluid *f)
 {
   double cores = 0;
   for (int q = 0; q < LADE_N_QUEUES; q++)
     cores += f->lanes[q].running >= 0 ? f->lanes[q].cores : 0;
-  return f->prices->n_cores > 0 && cores > f->prices->n_cores ? f->prices->n_cores / cores : 1;
+  const double speed = f->prices->n_cores > 0 && cores > f->prices->n_cores ? f->prices->n_cores / cores : 1;
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    f->lanes[q].speed = speed;
+  const uint32_t shared = sides_shared(f);
+  if (shared)
+    links_slow(f, shared);
 }
 
 /* Return the time to the next completion; negative if no instruction runs. */
 static double completion_ns(const struct fluid *f)
 {
-  double min_ns = -1, speed = speed_get(f);
+  double min_ns = -1;
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     const struct simulated_queue *lane = &f->lanes[q];
-    if (lane->running >= 0 && (min_ns < 0 || lane->left_ns / speed < min_ns))
-      min_ns = lane->left_ns / speed;
+    if (lane->running >= 0 && (min_ns < 0 || lane->left_ns / lane->speed < min_ns))
+      min_ns = lane->left_ns / lane->speed;
   }
   return min_ns;
 }
 
+/* Note the end of the running instruction of @lane. */
+static void lane_end(struct fluid *f, struct simulated_queue *lane, int64_t (*spans)[2])
+{
+  f->is_done[lane->running] = true;
+  if (spans)
+    spans[lane->running][1] = (int64_t)f->now_ns;
+  if (f->timed) {
+    struct lade_instr *instr = &f->timed[lane->running];
+    const int64_t over_ns = (int64_t)f->now_ns - lane->begun_at_ns - (instr->predicted_ns - instr->hidden_ns);
+    instr->shared_ns = lane->is_slowed ? LADE_MAX(over_ns, 0) : 0;
+  }
+  lane->running = -1;
+}
+
 static void time_pass(struct fluid *f, double ns, int64_t (*spans)[2])
 {
-  double speed = speed_get(f);
   f->now_ns += ns;
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     struct simulated_queue *lane = &f->lanes[q];
     if (lane->running < 0)
       continue;
-    lane->left_ns -= ns * speed;
+    lane->left_ns -= ns * lane->speed;
     f->busy_ns[q] += ns;
-    if (lane->left_ns > 0.5)
-      continue;
-    f->is_done[lane->running] = true;
-    if (spans)
-      spans[lane->running][1] = (int64_t)f->now_ns;
-    lane->running = -1;
+    if (lane->left_ns <= 0.5)
+      lane_end(f, lane, spans);
   }
 }
 
@@ -289,6 +429,7 @@ int lade_program_simulate(struct lade_program *program, const struct lade_prices
   int status = fluid_init(&f);
   for (bool is_running = !status; is_running;) {
     lanes_start(&f, ret_spans);
+    speeds_set(&f);
     double ns = completion_ns(&f);
     is_running = ns >= 0;
     if (is_running)
@@ -305,6 +446,16 @@ int lade_program_simulate(struct lade_program *program, const struct lade_prices
 
 /* ---- stages together ---- */
 
+/* Make both sides of each running stage boundary as slow as the slower one. */
+static void boundaries_couple(struct fluid *f)
+{
+  for (int q = LADE_Q_SEND; q <= LADE_Q_RECV; q++) {
+    struct simulated_queue *lane = &f->lanes[q];
+    if (lane->running >= 0 && lane->other)
+      lane->speed = lane->other->speed = LADE_MIN(lane->speed, lane->other->speed);
+  }
+}
+
 /*
  * Begin every instruction that can begin. Return the time to the next completion in any stage, negative if none runs.
  */
@@ -313,6 +464,10 @@ static double stages_start(struct fluid *stages, int n_stages)
   double min_ns = -1;
   for (int i = 0; i < n_stages; i++)
     lanes_start(&stages[i], NULL);
+  for (int i = 0; i < n_stages; i++)
+    speeds_set(&stages[i]);
+  for (int i = 0; i < n_stages; i++)
+    boundaries_couple(&stages[i]);
   for (int i = 0; i < n_stages; i++) {
     double ns = completion_ns(&stages[i]);
     if (ns >= 0 && (min_ns < 0 || ns < min_ns))

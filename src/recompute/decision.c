@@ -76,7 +76,8 @@ static uint64_t prices_key(uint64_t key, const struct lade_prices *prices, const
   const size_t by_param = (size_t)graph->n_params * sizeof(int64_t);
   const struct lade_transfer_price links[] = {prices->to_host, prices->to_device, prices->read, prices->write};
   const double cores[] = {prices->copy_cores, prices->n_cores};
-  const int64_t others[] = {prices->clip_ns, (int64_t)prices->streaming.window_bytes, prices->streaming.n_windows};
+  const int64_t others[] = {prices->clip_ns, (int64_t)prices->streaming.window_bytes, prices->streaming.n_windows,
+                            prices->has_half_duplex};
   key = key_mix(key, prices->op_ns, (size_t)(graph->n_ops + graph->n_lean_ops) * sizeof(*prices->op_ns));
   key = key_mix(key, prices->grad_sumsq_ns, by_param);
   for (size_t tier = 0; tier < LADE_COUNT(prices->update_ns); tier++)
@@ -86,6 +87,9 @@ static uint64_t prices_key(uint64_t key, const struct lade_prices *prices, const
   key = key_mix(key, links, sizeof(links));
   key = key_mix(key, prices->comm, sizeof(prices->comm));
   key = key_mix(key, prices->comm_sum, sizeof(prices->comm_sum));
+  key = key_mix(key, &prices->boundary, sizeof(prices->boundary));
+  key = key_mix(key, prices->comm_shares, sizeof(prices->comm_shares));
+  key = key_mix(key, &prices->boundary_shares, sizeof(prices->boundary_shares));
   key = key_mix(key, cores, sizeof(cores));
   return key_mix(key, others, sizeof(others));
 }

@@ -47,6 +47,7 @@ struct lade_layout_job {
   bool is_eager;        /* elementwise ops are not fused (lade_cost) */
   bool has_fused_norms; /* of eager ops: RMS norms are one kernel (lade_cost) */
   bool has_fused_attention; /* at any length, also where the device has a price for scores in memory */
+  bool stores_values;   /* values of layers may wait on the device's drives */
   int n_context; /* context parallel ranks, each with seq_len tokens of a sequence; 0: 1 */
   const struct lade_experts *experts; /* borrowed; @model is its dense one (lade_experts_dense_model); NULL: none */
   int n_expert_ranks;                 /* of the replicas, that divide each layer's experts; pre: divides their number */
@@ -62,6 +63,7 @@ struct lade_unit_cost {
                                      of Lade does not, because no backward op reads their results */
   double weights_ns;              /* of backward: gradients of parameters alone */
   double unhidden_ns;             /* of collectives that these hide, and do not where they are a slot of their own */
+  double tensor_ns[2];            /* of both halves: tensor parallel collectives, while their bytes move */
   double attention_ns[2];         /* of forward and of backward, recompute included: attention alone */
   double exposed_ns;              /* of both: time that computing waits for tensor parallel collectives */
   double saved_bytes;             /* held for backward by a microbatch */
@@ -71,6 +73,8 @@ struct lade_unit_cost {
                                      its own */
   double bound_weights_bytes;     /* a lower bound of these: on the device from the backward half on, or before */
   double host_bytes;              /* saved in host memory by a microbatch; its copies are part of both halves' times */
+  double store_bytes;             /* the same on drives, by way of host memory */
+  double store_max_bytes;         /* of the largest of these values */
   double again_flops;             /* of ops that run again, attention's whole square counted */
   int64_t n_params;               /* of this rank */
   int64_t n_expert_params;        /* of these, of experts: on 1 / n_expert_ranks of the replicas */
@@ -144,8 +148,10 @@ int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_sh
 
 #define LADE_SHARE_RESIDENCIES_MAX 48
 
-/* A share under several residencies of its layers: the fastest first, and each needs less device memory than the one
- * before it. */
+/*
+ * A share under several residencies of its layers: the fastest first, and each needs less device memory than the one
+ * before it; if values may wait on drives, less device memory or less host memory than each before it.
+ */
 struct lade_share_residencies {
   int n;
   struct lade_share_cost items[LADE_SHARE_RESIDENCIES_MAX];
@@ -158,8 +164,8 @@ int lade_share_graph_make(const struct lade_layout_job *job, const struct lade_s
 /*
  * Compute the residencies of @key's recipe, with the job's experts and context parallel ranks. AUTO: those of the
  * residency planner's solver. It begins with all values kept, and recomputes values or copies them to the host if the
- * device has links there; and the recipes that none of these beats. Another recipe has one: @ret_residencies may then
- * end behind its first item. Errors as lade_share_cost_make's.
+ * device has links there, or to drives if the job stores values; and the recipes that none of these beats. Another
+ * recipe has one: @ret_residencies may then end behind its first item. Errors as lade_share_cost_make's.
  */
 int lade_share_residencies_make(const struct lade_layout_job *job, const struct lade_share_key *key,
                                 struct lade_error *error, struct lade_share_residencies *ret_residencies);
@@ -208,7 +214,7 @@ struct lade_layout_cost {
   uint64_t state_bytes;      /* of it: parameters, gradients, optimizer state */
   uint64_t host_bytes;       /* host memory of a rank: saved values and optimizer state there */
   uint64_t bound_host_bytes; /* a lower bound of its proved bytes */
-  uint64_t store_bytes;      /* of a rank on its node's drives: optimizer state there, and gradients on their way */
+  uint64_t store_bytes;      /* of a rank on its node's drives: saved values, optimizer state and its gradients */
   uint64_t bound_store_bytes; /* a lower bound of its proved bytes */
   uint64_t bound_sum_bytes;  /* a lower bound of a rank's bytes on device and host together, at one moment */
   int n_stages;              /* stages that may need the most memory: of those with equal parameters, one with the */
@@ -243,12 +249,14 @@ struct lade_layout_core {
   double n_layers;                 /* of the first stage */
   double forward_ns, backward_ns;  /* of a microbatch there, over its chunks */
   double gather_ns;                /* of both halves of a microbatch: gathers of a middle stage's scattered inputs */
+  double tensor_ns[2], copies_ns[2]; /* of both halves, of a microbatch there, while bytes move: tensor parallel
+                                        collectives; copies of values to the host and back */
   double params[2];                /* of a rank of the first stage and of the last */
   double expert_share;             /* part of them that are of experts */
   int n_sizes;
   struct {
     double n_params, values_bytes; /* values: the most of the stages with so many parameters */
-    double host_bytes;             /* of values of that stage on the host */
+    double host_bytes, store_bytes; /* of values of that stage on the host, and on drives */
     double bound_bytes[2];         /* lower bounds of saved values: while no gradients are held, and while all are */
     double bound_away_bytes;       /* of values that are copied to the host and not read again, at the first of these */
     int stage;                     /* the first with these */

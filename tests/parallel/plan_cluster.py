@@ -14,11 +14,16 @@ from plans import plan, plan_json, require
 
 TFLOPS = "model_tflops_per_rank"
 
+
+def json_file(path, content):
+    with open(path, "w", encoding="ascii") as file:
+        json.dump(content, file)
+
+
 def gpt_file(directory, heads, width, layers, vocabulary, positions):
     path = os.path.join(directory, f"gpt-{width}-{positions}.json")
-    with open(path, "w", encoding="ascii") as file:
-        json.dump({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "n_head": heads,
-                   "n_embd": width, "n_positions": positions, "vocab_size": vocabulary, "layer_norm_epsilon": 1e-5}, file)
+    json_file(path, {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "n_head": heads,
+                     "n_embd": width, "n_positions": positions, "vocab_size": vocabulary, "layer_norm_epsilon": 1e-5})
     return path
 
 
@@ -117,12 +122,11 @@ def recipes_on_h100_are_predicted():
 
 def nemotron_file(directory, width, heads, layers):
     path = os.path.join(directory, f"nemotron-{width}.json")
-    with open(path, "w", encoding="ascii") as file:
-        json.dump({"model_type": "nemotron", "architectures": ["NemotronForCausalLM"], "hidden_size": width,
-                   "intermediate_size": 4 * width, "num_hidden_layers": layers, "num_attention_heads": heads,
-                   "num_key_value_heads": 8, "max_position_embeddings": 4096, "vocab_size": 256000, "norm_eps": 1e-5,
-                   "hidden_act": "relu2", "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
-                   "tie_word_embeddings": False}, file)
+    json_file(path, {"model_type": "nemotron", "architectures": ["NemotronForCausalLM"], "hidden_size": width,
+                     "intermediate_size": 4 * width, "num_hidden_layers": layers, "num_attention_heads": heads,
+                     "num_key_value_heads": 8, "max_position_embeddings": 4096, "vocab_size": 256000, "norm_eps": 1e-5,
+                     "hidden_act": "relu2", "partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+                     "tie_word_embeddings": False})
     return path
 
 
@@ -190,9 +194,8 @@ def software_follows_from_the_layout():
 def eager_attention_has_its_own_rate(directory):
     """PyTorch's own attention on H100 is FlashAttention-2. The rate counts with --eager alone."""
     path = os.path.join(directory, "as-fused.json")
-    with open(path, "w", encoding="ascii") as file:
-        json.dump({"preset": "dgx-h100", "device": {"kernels": {"eager_attention_forward": 0.64,
-                                                                "eager_attention_backward": 0.52}}}, file)
+    json_file(path, {"preset": "dgx-h100", "device": {"kernels": {"eager_attention_forward": 0.64,
+                                                                  "eager_attention_backward": 0.52}}})
     base = ["--model", "llama3-8b", "--dp", "8", "--zero", "3", "--seq", "8192", "--batch", "8", "--micro-batch", "1",
             "--recompute", "full", "--software", "lade"]
     seconds = {(cluster, len(how)): plan_json("--cluster", cluster, *base, *how)["all_ranks_step_seconds"]
@@ -215,8 +218,7 @@ def runs_of_pytorch_are_predicted(directory):
              161.3),
             ("dgx-a100-80g", {}, (20, 2560, 32), "--dp 8 --batch 480 --micro-batch 10 --seq 2048 --recompute none", TFLOPS,
              193.8)):
-        with open(cluster, "w", encoding="ascii") as file:
-            json.dump({"preset": preset, "device": device}, file)
+        json_file(cluster, {"preset": preset, "device": device})
         if isinstance(model, tuple):
             model = gpt_file(directory, *model, 50368, int(options.split()[options.split().index("--seq") + 1]))
         found = plan_json("--cluster", cluster, "--model", model, *options.split(), "--zero", "3", code=None)
@@ -261,9 +263,8 @@ def launches_bound_small_steps(directory):
     gpt = gpt_file(directory, 16, 2048, 24, 50304, 1024)
 
     def seconds(host_op_ns, *how):
-        path = os.path.join(directory, "host.json")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"preset": "dgx-h100", "device": {"kernels": {"host_op_ns": host_op_ns}}}, file)
+        content = {"preset": "dgx-h100", "device": {"kernels": {"host_op_ns": host_op_ns}}}
+        json_file(path := os.path.join(directory, "host.json"), content)
         return plan_json("--cluster", path, *how)["step_seconds"]
 
     for model, layers, counted in ((gpt, 24, 42), ("llama3-8b", 32, 119)):
@@ -460,12 +461,12 @@ def a_long_list_of_undecided_layouts_is_counted():
     require(bound and 0 < float(bound[1]) < steps[0], "the bound", text)
     more = re.search(r"takes at most (\d+) % longer than the fastest", bound[2])
     require(more and abs(steps[0] / float(bound[1]) - 1 - float(more[1]) / 100) < 6e-3, "the first", text)
-    text = plan(*search, "750MiB", "--top", "5", "--tp", "1").stdout
+    text = plan(*search, "700MiB", "--top", "5", "--tp", "1").stdout
     bound = re.search(r"not proved +[1-9]\d* layouts that may fit; none can be faster than ([\d.]+) ms\n"
                       r" +the first layout is the fastest that fits\n", text)
     steps = [float(ms) for ms in re.findall(r"^ +([\d.]+) ms +[\d.]+ [GM]iB", text, re.M)]
     require(bound and steps[0] <= float(bound[1]), "the fastest, and slower ones that may fit", text)
-    refused = plan("--json", *search, "350MiB", code=3)
+    refused = plan("--json", *search, "350MiB", "--tp", "1", code=3)
     found = json.loads(refused.stdout)
     require(found["unproved"] > 0 and 0 < found["unproved_step_seconds"] < 1, "a bound of no layout", found)
     require("no layout that was built needs less, and " in refused.stderr and "--search looks" not in refused.stderr,
@@ -517,13 +518,12 @@ def a_search_offloads():
 
 def drives_of_a_node_hold_state(directory):
     """Where device and host have no room for state, a rank's share of the drives has, at its share of their rates."""
-    def given(bytes_per_s, *more):
+    def given(bytes_per_s, *more, budget="3GiB"):
         path = os.path.join(directory, f"drives-{bytes_per_s:g}.json")
-        with open(path, "w", encoding="ascii") as file:
-            json.dump({"preset": "dgx-a100-80g", "host_bytes_per_node": "4GiB",
-                       "store_per_node": {"read_bytes_per_s": bytes_per_s, "write_bytes_per_s": bytes_per_s,
-                                          "total_bytes_per_s": 0}}, file)
-        return ["--cluster", path, *SMALL[2:], "--layers", "8", "--batch", "64", "--budget", "3GiB", "--dp", "8", *more]
+        json_file(path, {"preset": "dgx-a100-80g", "host_bytes_per_node": "4GiB",
+                         "store_per_node": {"read_bytes_per_s": bytes_per_s, "write_bytes_per_s": bytes_per_s,
+                                            "total_bytes_per_s": 0}})
+        return ["--cluster", path, *SMALL[2:], "--layers", "8", "--batch", "64", "--budget", budget, "--dp", "8", *more]
     plans = []
     for rate in (40e9, 20e9):
         one = plan_json(*given(rate, "--micro-batch", "1", "--store-budget", "40GB"))
@@ -538,9 +538,13 @@ def drives_of_a_node_hold_state(directory):
     require("are its share of the node's" in refused and "device memory" not in refused, "the share of drives", refused)
     search = given(40e9, "--ranks", "8", "--search", "--top", "1", "--store-budget", "40GB", "--zero", "0")
     best = plan_json(*search)["layouts"][0]
-    require(best["optimizer"] == "store" and best["executed_dry"] and best["step_seconds"] <= plans[0]["step_seconds"],
-            "found", (best, plans[0]))
+    require(best["optimizer"] == "store" and best["step_seconds"] <= plans[0]["step_seconds"], "found", (best, plans[0]))
     require("planned on the node's drives" in plan(*search, "--export", "megatron").stdout, "megatron's comment", best)
+    wide = given(400e9, "--micro-batch", "8", "--store-budget", "40GB", budget="4GiB")  # values too, on fast drives
+    one, text = plan_json(*wide), plan(*wide).stdout
+    require(one["stored_values"] and one["executed_dry"] and one["host_bytes"] < 2 ** 30
+            and f"on drives     of each layer: {', '.join(one['stored_values'])}" in text, "values on drives", (one, text))
+    require("on drives between both halves" in plan(*wide, "--export", "megatron").stdout, "a comment on values", one)
 
 
 def ends_may_hold_no_layer():
@@ -641,8 +645,7 @@ def families_go_to_megatron(directory):
     """The options say what the config.json says; the parts that no option expresses are named in one comment."""
     for family, (fields, options, lacks) in MEGATRON.items():
         path = os.path.join(directory, f"{family}.json")
-        with open(path, "w", encoding="ascii") as file:
-            json.dump({"model_type": family, **fields}, file)
+        json_file(path, {"model_type": family, **fields})
         lines = plan("--cluster", "dgx-h100", "--model", path, "--seq", "64", "--dp", "2", "--batch", "8", "--micro-batch",
                      "1", "--recompute", "none", "--export", "megatron").stdout.splitlines()
         text = "\n".join(line for line in lines if not line.startswith("#"))
@@ -698,15 +701,12 @@ def a_layout_is_explained():
 
 def wrong_questions_are_refused(directory):
     path = os.path.join(directory, "cluster.json")
-    with open(path, "w", encoding="ascii") as file:
-        json.dump({"preset": "dgx-h100", "nodes": 2, "levels": [{"name": "x", "devices": 8, "bytes_per_s": 0,
-                                                                 "latency_ns": 1}]}, file)
-    node = os.path.join(directory, "node.json")
-    with open(node, "w", encoding="ascii") as file:
-        json.dump({"preset": "dgx-h100", "nodes": 1}, file)
-    torn = os.path.join(directory, "torn.json")
-    with open(torn, "w", encoding="ascii") as file:
-        file.write('{"preset": "dgx-h100",')
+    json_file(path, {"preset": "dgx-h100", "nodes": 2, "levels": [{"name": "x", "devices": 8, "bytes_per_s": 0,
+                                                                   "latency_ns": 1}]})
+    node, torn = (os.path.join(directory, name) for name in ("node.json", "torn.json"))
+    for name, content in ((node, '{"preset": "dgx-h100", "nodes": 1}'), (torn, '{"preset": "dgx-h100",')):
+        with open(name, "w", encoding="ascii") as file:
+            file.write(content)
     for words, arguments, code in (
             ("torn.json:1: not valid JSON", ["--cluster", torn, "--model", "nano"], 5),
             ("levels[0].bytes_per_s", ["--cluster", path, "--model", "nano"], 2),

@@ -120,7 +120,7 @@ struct lade_prices program_fixture_prices(const struct lade_model_graph *graph)
   for (int param = 0; param < graph->n_params; param++)
     prices.grad_sumsq_ns[param] = 10 + (int64_t)(graph->tensors[graph->params[param].tensor].bytes / 16);
   for (int axis = 0; axis < LADE_N_AXES; axis++)
-    prices.comm[axis] = (struct lade_transfer_price){100, 0.1};
+    prices.comm[axis] = prices.comm_sum[axis] = (struct lade_transfer_price){100, 0.1};
   for (int tier = 0; tier < 3; tier++) {
     prices.update_ns[tier] = calloc((size_t)graph->n_params, sizeof(int64_t));
     for (int param = 0; param < graph->n_params; param++)

@@ -44,7 +44,8 @@ static void residency_export(const struct cluster_plan *plan, const char *mark, 
   static const struct {
     int policy;
     const char *mode;
-  } ways[] = {{LADE_RESIDENCY_RECOMPUTE, "recomputed"}, {LADE_RESIDENCY_HOST, "on the host between both halves"}};
+  } ways[] = {{LADE_RESIDENCY_RECOMPUTE, "recomputed"}, {LADE_RESIDENCY_HOST, "on the host between both halves"},
+              {LADE_RESIDENCY_STORE, "on drives between both halves"}};
   char names[CLUSTER_NAMES_BYTES];
   for (size_t i = 0; i < LADE_COUNT(ways) && recipe_get(plan) == LADE_RECIPE_AUTO; i++) {
     cluster_values_name(plan, ways[i].policy, sizeof(names), names);

@@ -78,6 +78,7 @@ static void sizes_set(json_t *object, const struct cluster_plan *plan)
   if (plan->share.residency.recipe == LADE_RECIPE_AUTO) {
     values_set(object, plan, "recomputed_values", LADE_RESIDENCY_RECOMPUTE);
     values_set(object, plan, "offloaded_values", LADE_RESIDENCY_HOST);
+    values_set(object, plan, "stored_values", LADE_RESIDENCY_STORE);
   }
 }
 

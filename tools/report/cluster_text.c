@@ -42,13 +42,18 @@ void cluster_residency_print(const struct cluster_plan *plan, FILE *file)
     fprintf(file, "recomputed    of each layer: %s\n", names[0] ? names : "nothing");
     cluster_values_name(plan, LADE_RESIDENCY_HOST, sizeof(names), names);
     fprintf(file, "on the host   of each layer: %s\n", names[0] ? names : "nothing");
+    cluster_values_name(plan, LADE_RESIDENCY_STORE, sizeof(names), names);
+    if (names[0])
+      fprintf(file, "on drives     of each layer: %s\n", names);
   }
-  if (plan->state_tier != LADE_TIER_DEVICE || plan->share.layer.host_bytes > 0)
+  const bool is_stored = plan->state_tier == LADE_TIER_STORE, has_stored = plan->share.layer.store_bytes > 0;
+  if (plan->state_tier != LADE_TIER_DEVICE || plan->share.layer.host_bytes > 0 || has_stored)
     fprintf(file, "host memory   %s of a rank%s\n", lade_size_format(plan->host_bytes, size, sizeof(size)),
             plan->state_tier == LADE_TIER_HOST ? ", the optimizer state in it" : "");
-  if (plan->state_tier == LADE_TIER_STORE)
-    fprintf(file, "drives        %s of a rank: optimizer state, and gradients for it\n",
-            lade_size_format(plan->store_bytes, size, sizeof(size)));
+  if (is_stored || has_stored)
+    fprintf(file, "drives        %s of a rank: %s%s%s\n", lade_size_format(plan->store_bytes, size, sizeof(size)),
+            has_stored ? "values" : "", has_stored && is_stored ? ", " : "",
+            is_stored ? "optimizer state, and gradients for it" : "");
 }
 
 void cluster_given_print(const struct cluster_plan *plan, FILE *file)

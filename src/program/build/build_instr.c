@@ -164,6 +164,24 @@ void move_emit(struct builder *b, struct value_place src, struct lade_value read
   operand_make_at(b, LADE_ROLE_DST, dst, makes, bytes);
 }
 
+/*
+ * Return a host buffer for @value on its way. Activations go both ways while kernels run, so buffers of the latest ones
+ * live on beside it, and it has memory of its own.
+ */
+static int32_t staging_make(struct builder *b, enum lade_owner owner, struct lade_value value)
+{
+  const int32_t staging = buffer_make(b, LADE_HOST, owner, value_bytes(b, value.tensor), false);
+  if (value.tensor >= b->graph->n_tensors || b->graph->tensors[value.tensor].kind != LADE_TENSOR_ACTIVATION)
+    return staging;
+  b->stagings[b->n_stagings++ % LADE_VALUES_PASSING] = staging;
+  for (int i = 0; i < LADE_MIN(b->n_stagings, LADE_VALUES_PASSING); i++) {
+    struct lade_buffer *held = &b->buffers.items[b->stagings[i]];
+    if (held->last >= 0)
+      held->last = LADE_MAX(held->last, b->instrs.n);
+  }
+  return staging;
+}
+
 void transfer_emit(struct builder *b, struct value_place src, struct value_place dst, struct lade_value value)
 {
   if (b->status)
@@ -172,7 +190,7 @@ void transfer_emit(struct builder *b, struct value_place src, struct value_place
   bool is_store = from == LADE_STORE || to == LADE_STORE;
   if (is_store && !b->params->is_unified && (from == LADE_DEVICE || to == LADE_DEVICE)) {
     enum lade_owner owner = b->buffers.items[src.buffer].owner;
-    struct value_place staging = {buffer_make(b, LADE_HOST, owner, value_bytes(b, value.tensor), false), 0};
+    struct value_place staging = {staging_make(b, owner, value), 0};
     move_emit(b, src, value, staging, value);
     src = staging;
   }

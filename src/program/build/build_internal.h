@@ -90,6 +90,8 @@ struct builder {
   int32_t in_flight[REDUCTIONS_IN_FLIGHT][LADE_COMM_LIST_MAX]; /* gradients' buffers of the latest batches, by batch */
   int n_in_flight[REDUCTIONS_IN_FLIGHT];
   int n_added;
+  int32_t stagings[LADE_VALUES_PASSING]; /* ring of host buffers of the latest values between device and drives */
+  int n_stagings;
   int32_t partials, clip_result, clip_result_host, step_host, step_device; /* indices of buffers */
   int32_t stream;         /* the scratch that streamed updates after all steps share, -1 before the first of them */
 };

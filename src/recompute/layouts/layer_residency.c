@@ -23,11 +23,13 @@
 #include "recompute/layouts/share_internal.h"
 #include "recompute/plan.h"
 
-#define CANDIDATES_MAX (2 * LADE_LAYER_VALUES_MAX + LADE_N_RECIPES) /* residencies of two descents and of recipes */
+#define N_DESCENTS 4
+#define CANDIDATES_MAX (N_DESCENTS * LADE_LAYER_VALUES_MAX + LADE_N_RECIPES) /* residencies of descents and recipes */
 #define COPY_EXPOSED 0.05 /* as the planner's first trajectory (plan.c) */
 
 struct residency_maker {
   const struct share_basis *basis;
+  bool stores_values;
   bool has_experts; /* recipes alone: a mixture's rows are no values of the dense layer's graph */
   struct lade_unit_costs unit_costs;
   lade_pricer *pricer;
@@ -90,7 +92,7 @@ struct best_change {
 
 struct change_search {
   struct residency_maker *maker;
-  bool may_copy;
+  bool may_copy, may_store; /* to the host, to drives */
   struct best_change best;
 };
 
@@ -128,12 +130,14 @@ static void value_try(void *user, const struct lade_model_graph *graph, int tens
     change_try(search, tensor, LADE_RESIDENCY_RECOMPUTE);
   if (search->may_copy)
     change_try(search, tensor, LADE_RESIDENCY_HOST);
+  if (search->may_store)
+    change_try(search, tensor, LADE_RESIDENCY_STORE);
 }
 
 /* Go from keeping everything to the least memory, and add each residency on the way. */
-static int descent_add(struct residency_maker *m, bool may_copy)
+static int descent_add(struct residency_maker *m, bool may_copy, bool may_store)
 {
-  struct change_search search = {.maker = m, .may_copy = may_copy};
+  struct change_search search = {.maker = m, .may_copy = may_copy, .may_store = may_store};
   int status = share_residency_create(m->basis, &m->residency), n_rounds = 0;
   if (!status)
     status = residency_add(m, LADE_RECIPE_AUTO);
@@ -144,6 +148,8 @@ static int descent_add(struct residency_maker *m, bool may_copy)
   const double share = layer->forward_ns > 0 ? m->times.compute_ns / layer->forward_ns : 1;
   m->unit_costs.to_host_ns = m->basis->prices.to_host.ns_per_byte * share;
   m->unit_costs.to_device_ns = m->basis->prices.to_device.ns_per_byte * share;
+  m->unit_costs.write_ns = m->basis->prices.write.ns_per_byte; /* both directions are one queue: no share */
+  m->unit_costs.read_ns = m->basis->prices.read.ns_per_byte;
   do {
     search.best.is_found = false;
     lade_pricer_rebase(m->pricer, m->residency);
@@ -189,13 +195,25 @@ static int residency_compare(const void *a, const void *b)
   return (y->residency.recipe == LADE_RECIPE_AUTO) - (x->residency.recipe == LADE_RECIPE_AUTO);
 }
 
+/* True if a faster residency among the first @n needs no more memory than @cost; of the host if values go to drives. */
+static bool is_beaten(const struct residency_maker *m, int n, const struct lade_share_cost *cost)
+{
+  for (int i = 0; i < n; i++) {
+    const struct lade_unit_cost *faster = &m->found[i].layer;
+    if (faster->saved_bytes <= cost->layer.saved_bytes &&
+        (!m->stores_values || faster->host_bytes <= cost->layer.host_bytes))
+      return true;
+  }
+  return false;
+}
+
 /* Keep the residencies that need less memory than all faster ones; of very many, evenly spread ones. */
 static void residencies_pick(struct residency_maker *m, struct lade_share_residencies *residencies)
 {
   int n = 0;
   qsort(m->found, (size_t)m->n, sizeof(*m->found), residency_compare);
   for (int i = 0; i < m->n; i++) {
-    if (n == 0 || m->found[i].layer.saved_bytes < m->found[n - 1].layer.saved_bytes)
+    if (!is_beaten(m, n, &m->found[i]))
       m->found[n++] = m->found[i];
   }
   residencies->n = LADE_MIN(n, LADE_SHARE_RESIDENCIES_MAX);
@@ -215,9 +233,11 @@ static int residencies_fill(struct residency_maker *m, bool may_copy, struct lad
   for (size_t i = 0; i < LADE_COUNT(recipes) && !status; i++)
     status = recipe_add(m, recipes[i]);
   if (!status && !m->has_experts)
-    status = descent_add(m, false);
+    status = descent_add(m, false, false);
   if (!status && !m->has_experts && may_copy)
-    status = descent_add(m, true);
+    status = descent_add(m, true, false);
+  for (int may_mix = 0; may_mix < 2 && !status && !m->has_experts && m->stores_values; may_mix++)
+    status = descent_add(m, may_mix, true);
   if (!status)
     residencies_pick(m, residencies);
   lade_residency_destroy(m->residency);
@@ -238,7 +258,8 @@ int lade_share_residencies_make(const struct lade_layout_job *job, const struct 
   } else {
     status = share_basis_init(job, key, error, &basis);
     if (!status) {
-      struct residency_maker maker = {.basis = &basis, .has_experts = job->experts};
+      struct residency_maker maker = {.basis = &basis, .has_experts = job->experts,
+                                      .stores_values = job->stores_values};
       status = residencies_fill(&maker, !job->cluster->device.is_unified, ret_residencies);
       if (status)
         lade_error_set(error, status, "no memory for the residencies of a layer");

@@ -3,21 +3,7 @@
  * A layout's step from the units of its share.
  *
  * Time. Pieces have the layers that lade_piece_layers gives them; the first has the embedding, the last the head. Their
- * halves go through the schedule (lade_schedule_time). Behind it stand, for the first stage, whose last backward half
- * ends the step:
- *
- *   gradients  sums over replicas in the type of --grad-reduce. They run beside the last microbatch's backward half
- *              (ZeRO 2 and 3: beside each one's). Exposed are the excess over its time, and one layer's sum. With shard
- *              groups the sums of blocks over their replicas run beside the last one's too, in the time that its
- *              scatters and gathers leave: they share a queue. FSDP has another stream for sums, and these wait for
- *              other collectives only where both have the same outermost level
- *   gathers    of working copies under ZeRO: stage 1 and 2 once a step, beside the first forward half; stage 3 twice
- *              for each microbatch, beside the computing of the layer before. A job may gather late, like FSDP with
- *              BACKWARD_POST, but unlike Lade: in the backward half nothing is computed beside a gather
- *   tables     the sum of a tied table's two gradients
- *   update     AdamW over this rank's state, and norms. With the state on the host the CPU updates it, after gradients
- *              have come there and beside the copies of working copies. With the state on drives gradients are written
- *              there, and state and gradients stream through host memory
+ * halves go through the schedule (lade_schedule_time). Behind it stand gradients, gathers and the update (step_end.c).
  *
  * Memory. A stage holds its state, and the saved values of as many microbatches as the schedule keeps in flight; on top
  * of that the values of one layer's or the head's backward half. Host memory holds values that are copied there, and
@@ -29,6 +15,7 @@
 #include <stdlib.h>
 
 #include "base/base.h"
+#include "recompute/layouts/layout_internal.h"
 #include "recompute/layouts/share_internal.h"
 
 #define ENOUGH_ROUNDS 3 /* microbatches for each stage, with which a list is full again behind its first gradients */
@@ -106,204 +93,16 @@ static double stage_params(const struct layout_sum *sum, int stage)
   return n;
 }
 
-/* Price collectives on @axis of @layout. */
-static void axis_price(const struct lade_layout_job *job, const struct lade_layout *layout, enum lade_axis axis,
-                       struct lade_transfer_price *ret_gather, struct lade_transfer_price *ret_sum)
+/* Fill the times of transfers beside the halves of a microbatch of the first stage. pre: its layers are counted. */
+static void transfers_fill(const struct layout_sum *sum, struct lade_layout_core *core)
 {
-  lade_cluster_group_price(job->cluster, layout->mesh.axes[axis].size, layout->mesh.axes[axis].stride, ret_gather,
-                           ret_sum);
-}
-
-/* Return the outermost level that the group on @axis of @layout crosses. */
-static int axis_level(const struct lade_layout_job *job, const struct lade_layout *layout, enum lade_axis axis)
-{
-  return lade_cluster_group_level(job->cluster, layout->mesh.axes[axis].size, layout->mesh.axes[axis].stride);
-}
-
-/* Return the time of @n collectives in which a rank sends @bytes together in a ring. */
-static double rings_ns(const struct lade_transfer_price *price, double n, double bytes)
-{
-  return bytes > 0 ? lade_transfer_ns(price, n, bytes) : 0;
-}
-
-static double ring_ns(const struct lade_transfer_price *price, double bytes)
-{
-  return rings_ns(price, 1, bytes);
-}
-
-/*
- * Return the time that @all_ns of collectives add to @beside_ns of kernels. The part 1 - @hidden of them has no kernels
- * beside it; the others slow down the kernels by the multiprocessors that they take.
- */
-static double overlap_ns(double all_ns, double beside_ns, double hidden)
-{
-  const double exposed_ns = LADE_MAX(all_ns - beside_ns * hidden, all_ns * (1 - hidden));
-  return exposed_ns + OVERLAP_SHARE * (all_ns - exposed_ns);
-}
-
-static double ring_share(int n)
-{
-  return (double)(n - 1) / n;
-}
-
-/*
- * Return the share of a rank's parameters that it sends in a ring of @n ranks: experts' go round the ranks that hold
- * the same ones.
- */
-static double sent_share(const struct lade_layout_job *job, const struct lade_layout_core *core, int n)
-{
-  const int n_holders = LADE_MAX(n / LADE_MAX(job->n_expert_ranks, 1), 1);
-  return (1 - core->expert_share) * ring_share(n) + core->expert_share * ring_share(n_holders);
-}
-
-/* Return the ranks over which experts' state is sharded, where that of other parameters is over @shard. */
-static int expert_shards(const struct lade_layout_job *job, int shard)
-{
-  return LADE_MAX(shard / LADE_MAX(job->n_expert_ranks, 1), 1);
-}
-
-/* Return the number of parameters whose state a rank holds, of @n_params before sharding. */
-static double held_params(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                          const struct lade_layout *layout, double n_params)
-{
-  const int shard = layout->zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
-  const double n_experts = n_params * core->expert_share;
-  return (n_params - n_experts) / shard + n_experts / expert_shards(job, shard);
-}
-
-/* Return the collectives in which the gradients of a stage's first rank are summed: one a layer, or one a bucket. */
-static double grad_collectives(const struct lade_layout_job *job, const struct lade_layout_core *core, int n_replicas)
-{
-  const double bucket = lade_software_bucket_params(job, core->share->software, n_replicas);
-  return bucket > 0 ? LADE_MIN(core->n_layers, ceil(core->params[0] / bucket)) : core->n_layers;
-}
-
-/*
- * Return the exposed time of sums and gathers of stage 0. The last collective cannot hide, because nothing is left
- * beside it.
- */
-static double grads_exposed(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                            const struct lade_layout *layout)
-{
-  const int dp = lade_layout_size(layout, LADE_AXIS_DP), zero = layout->zero;
-  const int shard = zero ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
-  if (dp == 1)
-    return 0;
-  struct lade_transfer_price sum, gather, unused;
-  const double m = core->pipeline.n_microbatches, n_params = core->params[0], n = grad_collectives(job, core, dp);
-  const double weight = (double)lade_dtype_bytes(job->dtype), hidden = 1 - 1 / (n + 1);
-  const double grad_bytes = n_params * (double)lade_dtype_bytes(layout->grad_reduce);
-  if (zero == 0) {
-    axis_price(job, layout, LADE_AXIS_DP, &unused, &sum);
-    return overlap_ns(rings_ns(&sum, n, 2 * grad_bytes * sent_share(job, core, dp)), core->backward_ns, hidden);
+  const struct lade_machine *device = &sum->job->cluster->device;
+  const struct lade_unit_cost *embed = &sum->share->embed, *layer = &sum->share->layer;
+  const double bytes_per_s[] = {(double)device->to_host.bytes_per_s, (double)device->to_device.bytes_per_s};
+  for (int half = 0; half < 2; half++) {
+    core->tensor_ns[half] = embed->tensor_ns[half] + core->n_layers * layer->tensor_ns[half];
+    core->copies_ns[half] = core->n_layers * (layer->host_bytes + layer->store_bytes) / bytes_per_s[half] * 1e9;
   }
-  axis_price(job, layout, LADE_AXIS_SHARD, &gather, &unused);
-  const double scatter_ns = rings_ns(&gather, n, grad_bytes * sent_share(job, core, shard));
-  const double gather_ns = rings_ns(&gather, n, n_params * weight * sent_share(job, core, shard));
-  double exposed_ns = overlap_ns(gather_ns, core->forward_ns, hidden);
-  const double late_ns = lade_software_gathers_late(job, core->share->software) ? gather_ns : 0;
-  const double n_scatters = lade_software_scatters_once(core->share->software, core->pipeline.n_stages) ? 1 : m;
-  if (zero == LADE_ZERO_MAX)
-    exposed_ns += (m - 1) * overlap_ns(gather_ns, core->forward_ns, 1) + scatter_ns * (1 - hidden) +
-                  n_scatters * (late_ns + overlap_ns(gather_ns - late_ns + scatter_ns, core->backward_ns, 1)) +
-                  (m - n_scatters) * (late_ns + overlap_ns(gather_ns - late_ns, core->backward_ns, 1));
-  else if (zero == 2)
-    exposed_ns += n_scatters * overlap_ns(scatter_ns, core->backward_ns, 1) + scatter_ns * (1 - hidden);
-  else
-    exposed_ns += overlap_ns(scatter_ns, core->backward_ns, hidden);
-  if (dp > shard) { /* sums of blocks over the replicas of a shard group, each behind its block's last scatter */
-    const bool is_apart = lade_software_sums_apart(core->share->software) &&
-                          axis_level(job, layout, LADE_AXIS_SHARD) != axis_level(job, layout, LADE_AXIS_REPLICATE);
-    const double filled_ns = scatter_ns + (zero == LADE_ZERO_MAX ? gather_ns - late_ns : 0);
-    axis_price(job, layout, LADE_AXIS_REPLICATE, &unused, &sum);
-    exposed_ns += overlap_ns(rings_ns(&sum, n, 2 * grad_bytes / shard * ring_share(dp / shard)),
-                             LADE_MAX(core->backward_ns - (is_apart ? 0 : filled_ns), 0), hidden);
-  }
-  return exposed_ns;
-}
-
-/*
- * Return the time of sums of gradients over microbatches, if they are kernels of their own: PyTorch without a compiler
- * reads a product's gradient and adds it to the sum. ZeRO 2 and 3 scatter each microbatch's gradients, and the sums of
- * their shards are too short to count. Software that scatters once a step adds whole gradients, in the type of the
- * scatter (fully_shard: to_accumulated_grad_if_needed).
- */
-static double grad_sums_ns(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                           const struct lade_layout *layout)
-{
-  const enum lade_software software = core->share->software;
-  const bool is_once = layout->zero >= 2 && lade_software_scatters_once(software, core->pipeline.n_stages);
-  if (!lade_software_is_eager(job, software) || (layout->zero >= 2 && !is_once) || core->pipeline.n_microbatches == 1)
-    return 0;
-  const enum lade_dtype sum = is_once ? layout->grad_reduce : job->grad_dtype;
-  const double bytes = (double)lade_dtype_bytes(job->dtype) + 2 * (double)lade_dtype_bytes(sum);
-  const double slots = core->pipeline.n_microbatches * core->span_ns / core->busy_ns;
-  return slots * core->params[0] * bytes / job->cluster->device.device_bytes_per_s * 1e9;
-}
-
-/*
- * Return the time in which FSDP copies between parameters and the flat buffers of its collectives. A gather's result is
- * read and written, once a half under ZeRO 3 and once a step under ZeRO 2; gradients are read, and written in the type
- * of their sum. (torch's fully_shard: split_with_sizes_copy, chunk_cat.)
- */
-static double flat_copies_ns(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                             const struct lade_layout *layout)
-{
-  if (!lade_software_copies_flat(core->share->software) || layout->zero < 2 ||
-      lade_layout_size(layout, LADE_AXIS_SHARD) == 1)
-    return 0;
-  const double m = core->pipeline.n_microbatches, weight = (double)lade_dtype_bytes(job->dtype);
-  const double n_gathers = layout->zero == LADE_ZERO_MAX ? 2 * m : 1;
-  const double n_scatters = lade_software_scatters_once(core->share->software, core->pipeline.n_stages) ? 1 : m;
-  const double bytes = n_gathers * 2 * weight + n_scatters * (weight + (double)lade_dtype_bytes(layout->grad_reduce));
-  return core->params[0] * bytes / job->cluster->device.device_bytes_per_s * 1e9;
-}
-
-/*
- * Return the time of AdamW over @form on the host or on drives, in @n_layers pieces. All gradients go to @state_tier
- * first, beside @grad_ns of their sums. Then working copies go to the host and come back beside the updates. An update
- * on drives reads its state with the gradients, and writes it back.
- */
-static double away_update_ns(const struct lade_layout_job *job, const struct lade_cost *cost,
-                             const struct lade_adamw_args *form, enum lade_tier state_tier, double n_layers,
-                             double grad_ns)
-{
-  const struct lade_machine *device = &job->cluster->device;
-  const bool is_stored = state_tier == LADE_TIER_STORE;
-  const double n = (double)form->n_elements, weight = (double)lade_dtype_bytes(job->dtype);
-  const double leave_bytes_per_s = is_stored ? lade_cost_drive_bytes_per_s(&device->store, 0)
-                                             : (double)device->to_host.bytes_per_s;
-  const double grads_ns = n * (double)lade_dtype_bytes(job->grad_dtype) / leave_bytes_per_s * 1e9;
-  const double out_ns = n * weight / (double)device->to_host.bytes_per_s * 1e9;
-  const double in_ns = n * weight / (double)device->to_device.bytes_per_s * 1e9;
-  const double adamw_ns = is_stored ? (double)(lade_cost_adamw_store_ns(cost, form, false) +
-                                               lade_cost_stream_edge_ns(cost, form, false))
-                                    : (double)lade_cost_adamw_ns(cost, form, true);
-  const double all_ns = adamw_ns + out_ns + in_ns, longest_ns = LADE_MAX(adamw_ns, LADE_MAX(out_ns, in_ns));
-  return LADE_MAX(grads_ns - grad_ns, 0) + longest_ns + (all_ns - longest_ns) / (n_layers + 1);
-}
-
-/* Return the time of the tied table's sum, of the norms and of AdamW on the stage with the most state. */
-static double update_time(const struct lade_layout_job *job, const struct lade_layout_core *core,
-                          const struct lade_layout *layout, enum lade_tier state_tier, double grad_ns)
-{
-  const double n_params = held_params(job, core, layout, LADE_MAX(core->params[0], core->params[1]));
-  struct lade_cost cost;
-  lade_cost_init(&cost, &job->cluster->device);
-  const struct lade_adamw_args form = {.dtype = job->dtype, .grad_dtype = job->grad_dtype, .moments = job->moments,
-                                       .master = job->master, .n_elements = (int64_t)n_params};
-  double ns = state_tier == LADE_TIER_DEVICE
-                  ? (double)lade_cost_adamw_ns(&cost, &form, false)
-                  : away_update_ns(job, &cost, &form, state_tier, core->n_layers, grad_ns);
-  ns += (double)lade_cost_sum_squares_ns(&cost, (int64_t)n_params, job->grad_dtype);
-  lade_cost_finish(&cost);
-  if (job->model->is_tied && core->pipeline.n_stages > 1) {
-    struct lade_transfer_price gather, sum;
-    axis_price(job, layout, LADE_AXIS_EMBED, &gather, &sum);
-    ns += ring_ns(&sum, 4 * (double)job->model->width * (double)job->model->vocabulary /
-                            lade_layout_size(layout, LADE_AXIS_TP));
-  }
-  return ns;
 }
 
 /* Fill the times of the pipeline: run its schedule, or bound it. */
@@ -326,6 +125,7 @@ static int times_fill(const struct layout_sum *sum, bool is_bound, struct lade_l
       core->backward_ns += pieces[piece].backward_ns + pieces[piece].weights_ns;
     }
   }
+  transfers_fill(sum, core);
   int status = 0;
   if (is_bound)
     lade_schedule_time_bound(&sum->pipeline, pieces, sum->boundary_ns, &times);
@@ -386,14 +186,13 @@ static double passing_bytes(const struct lade_layout_job *job, const struct lade
   return 2 * held_params(job, core, layout, (double)n_most) * (double)lade_dtype_bytes(job->dtype);
 }
 
-/* Return the bytes of the values of @stage on the host. */
-static double stage_host_bytes(const struct layout_sum *sum, int stage)
+/* Return the bytes of the values of @stage that each layer saves @layer_bytes of: on the host, or on drives. */
+static double stage_away_bytes(const struct layout_sum *sum, int stage, double layer_bytes)
 {
   double n_layers = 0;
   for (int chunk = 0; chunk < sum->pipeline.n_chunks; chunk++)
     n_layers += (double)sum->layers[chunk * sum->pipeline.n_stages + stage];
-  return lade_schedule_in_flight(&sum->pipeline, stage) * n_layers / sum->pipeline.n_chunks *
-         sum->share->layer.host_bytes;
+  return lade_schedule_in_flight(&sum->pipeline, stage) * n_layers / sum->pipeline.n_chunks * layer_bytes;
 }
 
 /* Return the bytes of activations of @stage at its peak. */
@@ -508,7 +307,10 @@ static void sizes_fill(const struct layout_sum *sum, struct lade_layout_core *co
     if (at < core->n_sizes && core->sizes[at].values_bytes >= values)
       continue;
     core->sizes[at].values_bytes = values;
-    core->sizes[at].host_bytes = stage_host_bytes(sum, stage);
+    const struct lade_unit_cost *layer = &sum->share->layer; /* values on drives pass through host memory */
+    core->sizes[at].host_bytes = stage_away_bytes(sum, stage, layer->host_bytes) +
+                                 LADE_VALUES_PASSING * layer->store_max_bytes;
+    core->sizes[at].store_bytes = stage_away_bytes(sum, stage, layer->store_bytes);
     core->sizes[at].n_params = n_params;
     core->sizes[at].bound_away_bytes = stage_away_bound(sum, stage);
     for (int has_grads = 0; has_grads < 2; has_grads++)
@@ -577,8 +379,8 @@ static void memory_fill(const struct lade_layout_job *job, const struct lade_lay
     const double host = core->sizes[i].host_bytes +
                         (state_tier == LADE_TIER_STORE ? passing_bytes(job, core, layout) : away);
     cost->host_bytes = LADE_MAX(cost->host_bytes, (uint64_t)host);
-    if (state_tier == LADE_TIER_STORE)
-      cost->store_bytes = LADE_MAX(cost->store_bytes, (uint64_t)away);
+    const double stored = core->sizes[i].store_bytes + (state_tier == LADE_TIER_STORE ? away : 0);
+    cost->store_bytes = LADE_MAX(cost->store_bytes, (uint64_t)stored);
     double first;
     const double bound = device_lower_bound(job, core, layout, state_tier, i, &first);
     const double away_bound = away_lower_bound(job, core, layout, i);
@@ -711,11 +513,10 @@ void lade_layout_core_cost(const struct lade_layout_job *job, const struct lade_
                            const struct lade_layout *layout, enum lade_tier state_tier,
                            struct lade_layout_cost *ret_cost)
 {
-  struct lade_layout_cost cost = {.grad_ns = grads_exposed(job, core, layout)};
+  const struct step_end end = step_end_get(job, core, layout, state_tier);
+  struct lade_layout_cost cost = {.grad_ns = end.grad_ns, .update_ns = end.update_ns};
   const double halves = (double)core->pipeline.n_microbatches * (double)job->model->layers / core->pipeline.n_stages;
-  cost.update_ns = update_time(job, core, layout, state_tier, cost.grad_ns);
-  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + grad_sums_ns(job, core, layout) +
-                 flat_copies_ns(job, core, layout);
+  cost.step_ns = core->span_ns + cost.grad_ns + cost.update_ns + end.sums_ns + end.copies_ns;
   cost.bubble = (core->span_ns - core->busy_ns) / cost.step_ns;
   cost.stage_bubble = 1 - core->busy_ns / core->stage_span_ns;
   cost.skipped_ns = halves * core->share->layer.skipped_ns;

@@ -25,7 +25,8 @@
  *
  * Host. A saved value that waits in host memory is copied out beside the forward half of its unit and in beside the
  * backward half: a half takes at least the time of its copies. Copies in fill the memory of a unit's values before its
- * backward half, and that of the unit before it, whose copies are under way.
+ * backward half, and that of the unit before it, whose copies are under way. A value that waits on drives is copied so
+ * too, and written and read by this device's share of them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -56,6 +57,7 @@ struct share_walk {
   int n_overlapping; /* ranks whose collectives run beside products; 0: they do not */
   bool stops_early;  /* full recompute leaves out ops whose results no backward op reads */
   double host_op_ns; /* of the host, to launch a kernel; 0: never the longer time */
+  double n_stored;   /* values of the layer that wait on drives */
   double host_ns[N_SHARE_UNITS][2]; /* of the host, to launch all kernels of a unit's halves */
 };
 
@@ -166,6 +168,13 @@ static double launches_ns(const struct share_walk *walk, int op)
   return walk->host_op_ns * lade_cost_launches(walk->cost, walk->graph, op);
 }
 
+/* Return the part of the time of @op, a collective, in which no byte moves. */
+static double empty_ns(const struct share_walk *walk, const struct lade_op *op)
+{
+  const bool is_sum = op->kind == LADE_OP_ALL_REDUCE;
+  return lade_transfer_ns(&(is_sum ? walk->prices->comm_sum : walk->prices->comm)[op->attr.axis], 1, 0);
+}
+
 /* Fill the times of all units. */
 static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
 {
@@ -176,6 +185,8 @@ static void times_fill(struct share_walk *walk, struct lade_unit_cost *units)
     const struct lade_op *op = op_at(walk, at);
     struct lade_unit_cost *unit = &units[op->unit];
     unit->exposed_ns += step_run(walk, &queues, at);
+    if (lade_op_is_collective(op->kind))
+      unit->tensor_ns[step->is_backward] += LADE_MAX(op_ns_at(walk, at) - empty_ns(walk, op), 0);
     if (op->kind == LADE_OP_ATTENTION || op->kind == LADE_OP_ATTENTION_BWD)
       unit->attention_ns[step->is_backward] += (double)walk->prices->op_ns[step->op];
     if (is_weights_step(walk->graph, op))
@@ -250,9 +261,11 @@ static bool is_activation(const struct share_walk *walk, int tensor)
   return tensor >= 0 && walk->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION;
 }
 
-static bool is_on_host(const struct share_walk *walk, int tensor)
+/* Return the bytes of @unit that count @tensor, because it waits in host memory or on drives; NULL: on the device. */
+static double *away_bytes(const struct share_walk *walk, int tensor, struct lade_unit_cost *unit)
 {
-  return walk->residency->choices[tensor].saved == LADE_RESIDENCY_HOST;
+  const int policy = walk->residency->choices[tensor].saved;
+  return policy == LADE_RESIDENCY_HOST ? &unit->host_bytes : policy == LADE_RESIDENCY_STORE ? &unit->store_bytes : NULL;
 }
 
 /* Find the last reader of each making of each value; outputs that no step reads are read by their maker. */
@@ -308,8 +321,12 @@ static void value_count(struct share_walk *walk, int at, int last, int tensor, c
   const double bytes = (double)walk->graph->tensors[tensor].bytes;
   const bool is_saved = at < middle && last >= middle;
   change[last + 1].bytes -= bytes;
-  if (is_saved && is_on_host(walk, tensor)) {
-    units[unit].host_bytes += bytes;
+  double *away = is_saved ? away_bytes(walk, tensor, &units[unit]) : NULL;
+  if (away) {
+    *away += bytes;
+    walk->n_stored += away == &units[SHARE_LAYER].store_bytes;
+    if (away == &units[unit].store_bytes)
+      units[unit].store_max_bytes = LADE_MAX(units[unit].store_max_bytes, bytes);
     change[LADE_MIN(begins[unit], last)].bytes += bytes;
     return;
   }
@@ -393,25 +410,56 @@ static int memory_fill(struct share_walk *walk, struct lade_unit_cost *units)
     peak_bounds_fill(walk, at, live.bound_bytes - saved, unit);
   }
   for (int unit = SHARE_LAYER; unit <= SHARE_HEAD; unit++)
-    units[unit].peak_bytes += COPIES_AHEAD * units[SHARE_LAYER].host_bytes;
+    units[unit].peak_bytes += COPIES_AHEAD * (units[SHARE_LAYER].host_bytes + units[SHARE_LAYER].store_bytes);
   free(change);
   return 0;
 }
 
 /*
- * Add the copies of each unit's values on the host to its halves. Both together take at least the time that this
- * device's share of host memory needs for them.
+ * Return the time that copies of @copies_ns add to a half of @half_ns, @tensor_ns of it tensor parallel collectives,
+ * where both share the device's link to the host: collectives slow down while copies run beside them.
+ */
+static double copies_delay_ns(const struct share_walk *walk, double tensor_ns, double half_ns, double copies_ns)
+{
+  const struct lade_link_shares copy = {{[LADE_LINK_HOST] = 1}};
+  const double slowdown = lade_links_slowdown(&copy, &walk->prices->comm_shares[LADE_AXIS_TP]);
+  return half_ns > 0 ? (slowdown - 1) * tensor_ns * LADE_MIN(copies_ns / half_ns, 1) : 0;
+}
+
+/*
+ * Make both halves of a layer as long as its drives take for its values. They are written beside the forward half and
+ * read beside the backward half, one after another, while others are copied. Each pays its latency, because its step
+ * makes it shortly before. The values of the last layer come back at once: the head hides no more of that than its own
+ * time.
+ */
+static void drives_wait(const struct share_walk *walk, struct lade_unit_cost *layer, struct lade_unit_cost *head)
+{
+  const double out_ns = lade_transfer_ns(&walk->prices->write, walk->n_stored, layer->store_bytes);
+  const double in_ns = lade_transfer_ns(&walk->prices->read, walk->n_stored, layer->store_bytes);
+  layer->forward_ns = LADE_MAX(layer->forward_ns, out_ns) + COPY_EXPOSED * out_ns;
+  layer->backward_ns = LADE_MAX(layer->backward_ns, in_ns) + COPY_EXPOSED * in_ns;
+  head->backward_ns = LADE_MAX(head->backward_ns, out_ns + in_ns - head->forward_ns);
+}
+
+/*
+ * Add the copies of each unit's values on the host to its halves; those on drives pass the host. Both together take at
+ * least the time that this device's share of host memory needs for them.
  */
 static void copies_add(const struct share_walk *walk, struct lade_unit_cost *units)
 {
-  for (int unit = 0; unit < N_SHARE_UNITS; unit++) {
-    const double out_ns = units[unit].host_bytes * walk->prices->to_host.ns_per_byte;
-    const double in_ns = units[unit].host_bytes * walk->prices->to_device.ns_per_byte;
-    units[unit].forward_ns = LADE_MAX(units[unit].forward_ns, out_ns) + COPY_EXPOSED * out_ns;
-    units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, in_ns) + COPY_EXPOSED * in_ns;
-    units[unit].backward_ns = LADE_MAX(units[unit].backward_ns, 2 * units[unit].host_bytes * walk->host_ns_per_byte -
-                                                                    units[unit].forward_ns);
+  for (int i = 0; i < N_SHARE_UNITS; i++) {
+    struct lade_unit_cost *unit = &units[i];
+    const double bytes = unit->host_bytes + unit->store_bytes;
+    const double out_ns = bytes * walk->prices->to_host.ns_per_byte;
+    const double in_ns = bytes * walk->prices->to_device.ns_per_byte;
+    unit->forward_ns = LADE_MAX(unit->forward_ns, out_ns) + COPY_EXPOSED * out_ns +
+                       copies_delay_ns(walk, unit->tensor_ns[0], unit->forward_ns, out_ns);
+    unit->backward_ns = LADE_MAX(unit->backward_ns, in_ns) + COPY_EXPOSED * in_ns +
+                        copies_delay_ns(walk, unit->tensor_ns[1], unit->backward_ns, in_ns);
+    unit->backward_ns = LADE_MAX(unit->backward_ns, 2 * bytes * walk->host_ns_per_byte - unit->forward_ns);
   }
+  if (units[SHARE_LAYER].store_bytes > 0)
+    drives_wait(walk, &units[SHARE_LAYER], &units[SHARE_HEAD]);
 }
 
 /*

@@ -118,12 +118,13 @@ static int policies_apply(const struct lade_layout_job *job, const struct lade_l
   return status;
 }
 
-/* True if values or optimizer state are copied to the host and back. */
+/* True if values or optimizer state are copied to the host or to drives, and back. */
 static bool has_copies(const struct lade_stage_residency *tiers)
 {
   bool is_copied = tiers->state_tier != LADE_TIER_DEVICE;
   for (int i = 0; i < tiers->layer.n; i++)
-    is_copied |= tiers->layer.recipe == LADE_RECIPE_AUTO && tiers->layer.saved[i] == LADE_RESIDENCY_HOST;
+    is_copied |= tiers->layer.recipe == LADE_RECIPE_AUTO && (tiers->layer.saved[i] == LADE_RESIDENCY_HOST ||
+                                                             tiers->layer.saved[i] == LADE_RESIDENCY_STORE);
   return is_copied;
 }
 

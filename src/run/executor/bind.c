@@ -236,7 +236,8 @@ static void copy_bind(lade_executor *ex, const struct lade_program *program, con
   copy->src = operand_address(ex, program, instr, LADE_ROLE_SRC);
   copy->dst = operand_address(ex, program, instr, LADE_ROLE_DST);
   copy->bytes = operand_find(program, instr, LADE_ROLE_SRC)->bytes;
-  copy->predicted_ns = instr->predicted_ns;
+  copy->predicted_ns = instr->predicted_ns + instr->shared_ns;
+  copy->shared_ns = instr->shared_ns;
 }
 
 /*

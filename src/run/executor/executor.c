@@ -130,7 +130,8 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
     return;
   }
   struct lade_work work = {.fn = call_run, .args = &bound->calls[at],
-                           .predicted_ns = instr->predicted_ns - instr->hidden_ns, .ret_span = &bound->spans[at]};
+                           .predicted_ns = instr->predicted_ns + instr->shared_ns - instr->hidden_ns,
+                           .ret_span = &bound->spans[at]};
   if (instr->is_streamed) {
     work.fn = stream_call_run;
     work.args = bound->streams[at];

@@ -91,7 +91,7 @@ static void instr_submit(lade_stepper *stepper, int at)
 {
   const struct lade_instr *instr = &stepper->program->instrs[at];
   lade_queue *queue = stepper->queues[instr->queue];
-  struct lade_work work = {.predicted_ns = instr->predicted_ns};
+  struct lade_work work = {.predicted_ns = instr->predicted_ns + instr->shared_ns};
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     if (instr->waits[q] >= 0)
       lade_queue_wait(queue, stepper->queues[q], stepper->counts[instr->waits[q]]);

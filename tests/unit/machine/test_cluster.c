@@ -102,6 +102,8 @@ static void wrong_files_are_refused_with_the_field(void **state)
       {"{\"preset\": \"dgx-h100\", \"levels\": []}", "levels"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 2, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 0, "
        "\"latency_ns\": 1}]}", "levels[0].bytes_per_s"},
+      {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
+       "\"latency_ns\": 1, \"over_host_link\": 1}]}", "levels[0].over_host_link is 1: expected true or false"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"latency_ns\": 1}]}",
        "levels[0].bytes_per_s"},
       {"{\"preset\": \"dgx-h100\", \"nodes\": 1, \"levels\": [{\"name\": \"a\", \"devices\": 8, \"bytes_per_s\": 1e9, "
@@ -261,6 +263,32 @@ static void an_exchange_crosses_levels_by_the_members_behind_them(void **state)
   assert_true(fabs(price.ns_per_byte - rail * 3 / 4) < 1e-12);
 }
 
+/* The slowest level's links are full; others carry as much as it leaves; a NIC's bytes take the host's link too. */
+static void collectives_take_parts_of_links(void **state)
+{
+  struct lade_cluster cluster = preset_get("dgx-a100-80g");
+  const double nvlink = cluster.levels[0].bytes_per_s, rail = cluster.levels[1].bytes_per_s;
+  const double host = (double)cluster.device.to_host.bytes_per_s;
+  static const struct {
+    int size;
+    int64_t stride;
+    double nvlink, rail; /* rates, over a rail's; 0: not used; INFINITY: full */
+  } cases[] = {{8, 1, INFINITY, 0}, {8, 8, 0, INFINITY}, {16, 4, 2, INFINITY}, {1, 1, 0, 0}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    const struct lade_link_shares shares = lade_cluster_group_shares(&cluster, cases[i].size, cases[i].stride);
+    assert_true(fabs(shares.of[LADE_LINK_LEVELS] - fmin(cases[i].nvlink * rail / nvlink, 1)) < 1e-9);
+    assert_true(shares.of[LADE_LINK_LEVELS + 1] == (cases[i].rail > 0));
+    assert_true(fabs(shares.of[LADE_LINK_HOST] - (cases[i].rail > 0 ? rail / host : 0)) < 1e-9);
+  }
+  const struct lade_link_shares node = lade_cluster_group_shares(&cluster, 8, 1);
+  const struct lade_link_shares nodes = lade_cluster_group_shares(&cluster, 16, 4);
+  const struct lade_link_shares rails = lade_cluster_group_shares(&cluster, 8, 8);
+  assert_true(fabs(lade_links_slowdown(&node, &nodes) - (1 + 2 * rail / nvlink)) < 1e-9);
+  assert_true(lade_links_slowdown(&node, &rails) == 1 && lade_links_slowdown(&nodes, &rails) == 2);
+  cluster.levels[1].is_over_host_link = false;
+  assert_true(lade_cluster_group_shares(&cluster, 8, 8).of[LADE_LINK_HOST] == 0);
+}
+
 /* Ranks of one node share no rail: parts over eight of them and a gather within the node beat the whole over one. */
 static void stages_on_other_nodes_get_parts(void **state)
 {
@@ -303,6 +331,7 @@ int main(void)
       cmocka_unit_test(gathers_of_one_rank_a_node_go_along_trees_since_2_23),
       cmocka_unit_test(a_measured_short_message_is_priced_as_measured),
       cmocka_unit_test(an_exchange_crosses_levels_by_the_members_behind_them),
+      cmocka_unit_test(collectives_take_parts_of_links),
       cmocka_unit_test(stages_on_other_nodes_get_parts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

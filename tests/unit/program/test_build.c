@@ -5,6 +5,7 @@
  * tested in test_proof, its choice in test_plan.
  */
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -214,6 +215,30 @@ static void groups_move_the_same_bytes(void **state)
   assert_memory_equal(sent, apart, sizeof(sent));
   assert_int_equal(n_apart[LADE_AXIS_DP], s.graph->n_params + program_fixture_settings[7].n_microbatches);
   assert_in_range(n_groups[LADE_AXIS_DP], 2, n_apart[LADE_AXIS_DP] - 1);
+  program_fixture_finish(&s);
+}
+
+/* A group pays one latency, and its bytes once: its first member's time is the group's, and that of the others is 0. */
+static void a_group_has_the_price_of_one_call(void **state)
+{
+  struct program_fixture s;
+  uint64_t sent[LADE_N_AXES];
+  int n_groups[LADE_N_AXES], n_members = 0;
+  program_fixture_init(&s, &program_fixture_settings[7]);
+  lade_program_comm_traffic(s.program, sent);
+  lade_program_comm_groups(s.program, n_groups);
+  double all_ns = 0;
+  for (int at = 0; at < s.program->n_instrs; at++) {
+    const struct lade_instr *instr = &s.program->instrs[at];
+    if (instr->kind != LADE_INSTR_COLLECTIVE || instr->axis != LADE_AXIS_DP)
+      continue;
+    assert_true(instr->is_grouped ? instr->predicted_ns == 0 : instr->predicted_ns > 0);
+    n_members += instr->is_grouped;
+    all_ns += (double)instr->predicted_ns;
+  }
+  const struct lade_transfer_price *price = &s.prices.comm_sum[LADE_AXIS_DP];
+  const double expected = lade_transfer_ns(price, n_groups[LADE_AXIS_DP], (double)sent[LADE_AXIS_DP]);
+  assert_true(n_members > 0 && fabs(all_ns - expected) <= n_groups[LADE_AXIS_DP]); /* each price is cut to whole ns */
   program_fixture_finish(&s);
 }
 
@@ -631,6 +656,7 @@ int main(void)
       cmocka_unit_test(groups_are_of_like_and_disjoint_collectives),
       cmocka_unit_test(state_lies_side_by_side_in_its_parts_room),
       cmocka_unit_test(groups_move_the_same_bytes),
+      cmocka_unit_test(a_group_has_the_price_of_one_call),
       cmocka_unit_test(no_packing_is_faster_than_buffers_apart),
       cmocka_unit_test(sends_are_calls_of_their_axis),
       cmocka_unit_test(scattered_sends_send_the_ranks_own_rows),

@@ -231,6 +231,7 @@ static void units_compare(const struct lade_unit_cost *a, const struct lade_unit
               a->weights_bytes == b->weights_bytes && a->bound_weights_bytes == b->bound_weights_bytes &&
               a->host_bytes == b->host_bytes && a->again_flops == b->again_flops && a->n_params == b->n_params &&
               a->n_expert_params == b->n_expert_params);
+  assert_memory_equal(a->tensor_ns, b->tensor_ns, sizeof(a->tensor_ns));
   assert_memory_equal(a->attention_ns, b->attention_ns, sizeof(a->attention_ns));
   assert_memory_equal(a->bound_peak_bytes, b->bound_peak_bytes, sizeof(a->bound_peak_bytes));
 }

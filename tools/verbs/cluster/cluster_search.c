@@ -28,6 +28,8 @@
 #define FOUND_MORE 20
 #define KIND_ALONE 8   /* failed proofs of a kind after which a correction holds for all layouts of the kind */
 #define KINDS_AGAIN 64 /* most searches of kinds whose proof failed: each takes milliseconds and one proof */
+#define BUDGET_PARTS 16 /* steps in which the budget of a search shrinks until a proof fits */
+#define TRIED_EACH_PART 8
 #define UNDECIDED_LISTED 4096 /* the fastest of them that are listed */
 #define UNDECIDED_INSTRS 5000000 /* of programs built for layouts that no bound leaves out: about 10 s */
 #define MORE_ROUNDED (1 + 1e-9) /* so that rounding does not bring the same layout again */
@@ -241,6 +243,35 @@ static int found_prove(struct cluster_planning *planning, const struct cluster_p
   return status;
 }
 
+/*
+ * Find a layout that fits where the proofs of too many found ones failed: search again for ever smaller parts of the
+ * budget, whose estimates leave the proofs more room, until one fits.
+ */
+static int smaller_find(struct cluster_planning *planning, const struct cluster_plan *empty,
+                        struct search_result *result)
+{
+  struct lade_layout_search_params params = search_params(planning);
+  bool is_found = false;
+  int status = 0;
+  params.n_max = TRIED_EACH_PART;
+  for (int part = BUDGET_PARTS - 1; part > 0 && !is_found && !status; part--) {
+    struct lade_layout_search search = {0};
+    params.device_bytes = planning->budget_bytes / BUDGET_PARTS * (uint64_t)part;
+    status = lade_layout_search_run(&planning->job, &params, &planning->error, &search);
+    for (int i = 0; i < search.n_found && !is_found && !status; i++) {
+      const int n_misfits = result->misfits.n;
+      uint64_t misfit_bytes;
+      status = found_try(planning, empty, result, &search.found[i], &misfit_bytes);
+      is_found = result->misfits.n == n_misfits;
+    }
+    free(search.found);
+  }
+  if (status != -EOVERFLOW) /* else no layout has an estimate so small */
+    return status;
+  planning->error.code = 0;
+  return 0;
+}
+
 /* ---- layouts that neither bounds nor proofs have decided ---- */
 
 static bool is_misfit(const struct search_result *result, const struct lade_layout_found *found)
@@ -406,6 +437,9 @@ int cluster_search_plan(struct cluster_planning *planning, const struct cluster_
   result.seconds = seconds_now() - begin;
   if (has_found)
     status = found_prove(planning, empty, &result);
+  const bool is_tight = !result.n_plans || result.n_corrections == KINDS_AGAIN;
+  if (has_found && !status && is_tight && !planning->error.code)
+    status = smaller_find(planning, empty, &result);
   if (has_found && !status)
     status = undecided_prove(planning, empty, &result);
   if (has_found && !status && !result.n_plans) { /* to say how much it lacks */

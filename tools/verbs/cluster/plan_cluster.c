@@ -8,7 +8,7 @@
  * job is that of their part of each sequence; with experts it begins from a dense model (experts_cost.c).
  *
  * Without --recompute, or with auto, the fastest residency of the layers that fits is taken (layer_residency.c).
- * Optimizer state is on the device, on the host or, with --store-budget, on the node's drives.
+ * Optimizer state and values wait on the device, on the host or, with --store-budget, on the node's drives.
  */
 #include "tools/verbs/cluster/plan_cluster.h"
 
@@ -182,7 +182,8 @@ static int job_make(struct cluster_planning *planning)
       .software = (enum lade_software)planning->options->software,
       .overlaps_tensor = planning->options->overlaps_tensor, .gathers_late = planning->options->gathers_late,
       .is_eager = planning->options->is_eager, .has_fused_norms = planning->options->has_fused_norms,
-      .has_fused_attention = planning->options->has_fused_attention || planning->options->n_context > 1};
+      .has_fused_attention = planning->options->has_fused_attention || planning->options->n_context > 1,
+      .stores_values = planning->store_budget_bytes > 0};
   if (planning->has_experts) {
     planning->job.experts = &planning->experts;
     planning->job.n_expert_ranks = (int)planning->options->n_expert_ranks;
