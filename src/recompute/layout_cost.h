@@ -149,8 +149,8 @@ int lade_share_cost_make(const struct lade_layout_job *job, const struct lade_sh
 #define LADE_SHARE_RESIDENCIES_MAX 48
 
 /*
- * A share under several residencies of its layers: the fastest first, and each needs less device memory than the one
- * before it; if values may wait on drives, less device memory or less host memory than each before it.
+ * A share under several residencies of its layers: the fastest first, and each needs fewer bytes of the device, of the
+ * host or of the drives than each before it.
  */
 struct lade_share_residencies {
   int n;

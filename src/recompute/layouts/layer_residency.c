@@ -195,19 +195,19 @@ static int residency_compare(const void *a, const void *b)
   return (y->residency.recipe == LADE_RECIPE_AUTO) - (x->residency.recipe == LADE_RECIPE_AUTO);
 }
 
-/* True if a faster residency among the first @n needs no more memory than @cost; of the host if values go to drives. */
+/* True if a faster residency among the first @n needs no more bytes than @cost on any tier. */
 static bool is_beaten(const struct residency_maker *m, int n, const struct lade_share_cost *cost)
 {
   for (int i = 0; i < n; i++) {
     const struct lade_unit_cost *faster = &m->found[i].layer;
-    if (faster->saved_bytes <= cost->layer.saved_bytes &&
-        (!m->stores_values || faster->host_bytes <= cost->layer.host_bytes))
+    if (faster->saved_bytes <= cost->layer.saved_bytes && faster->host_bytes <= cost->layer.host_bytes &&
+        faster->store_bytes <= cost->layer.store_bytes)
       return true;
   }
   return false;
 }
 
-/* Keep the residencies that need less memory than all faster ones; of very many, evenly spread ones. */
+/* Keep the residencies that need fewer bytes of a tier than each faster one; of very many, evenly spread ones. */
 static void residencies_pick(struct residency_maker *m, struct lade_share_residencies *residencies)
 {
   int n = 0;

@@ -386,8 +386,7 @@ static double more_find(const struct lade_layout_search_params *params, const st
 }
 
 /*
- * Find the fastest residency of @layout that fits, and fill @found with its bound. -EOVERFLOW: none does. The last
- * residency needs the least memory.
+ * Find the fastest residency of @layout that fits, and fill @found with its bound. -EOVERFLOW: none does.
  */
 static int residency_find(struct layout_searcher *s, struct candidate_cores *cores, const struct lade_layout *layout,
                           const struct lade_layout_job *job, struct lade_layout_found *found, int *ret_chosen)

@@ -92,6 +92,16 @@ static double grad_collectives(const struct lade_layout_job *job, const struct l
   return bucket > 0 ? LADE_MIN(core->n_layers, ceil(core->params[0] / bucket)) : core->n_layers;
 }
 
+/* Return the last part of @half, behind @filled_ns of it, with its part of the transfers. */
+static struct half_time half_rest(struct half_time half, double filled_ns)
+{
+  const double part = half.ns > 0 ? LADE_MAX(1 - filled_ns / half.ns, 0) : 0;
+  half.ns *= part;
+  half.tensor_ns *= part;
+  half.copies_ns *= part;
+  return half;
+}
+
 /*
  * Return the exposed time of sums of blocks over the replicas of a shard group, in @n collectives, each behind its
  * block's last scatter. @filled_ns: of scatters and gathers beside the last backward half.
@@ -103,10 +113,10 @@ static double replicas_exposed(const struct lade_layout_job *job, const struct l
   const double grad_bytes = core->params[0] * (double)lade_dtype_bytes(layout->grad_reduce);
   const bool is_apart = lade_software_sums_apart(core->share->software) &&
                         axis_level(job, layout, LADE_AXIS_SHARD) != axis_level(job, layout, LADE_AXIS_REPLICATE);
-  struct half_time backward = half_get(job, core, layout, LADE_AXIS_REPLICATE, true);
+  const struct half_time backward = half_rest(half_get(job, core, layout, LADE_AXIS_REPLICATE, true),
+                                              is_apart ? 0 : filled_ns);
   struct lade_transfer_price sum, unused;
   axis_price(job, layout, LADE_AXIS_REPLICATE, &unused, &sum);
-  backward.ns = LADE_MAX(backward.ns - (is_apart ? 0 : filled_ns), 0);
   return overlap_ns(rings_ns(&sum, n, 2 * grad_bytes / shard * ring_share(dp / shard)), backward, 1 - 1 / (n + 1));
 }
 

@@ -258,6 +258,10 @@ static int smaller_find(struct cluster_planning *planning, const struct cluster_
     struct lade_layout_search search = {0};
     params.device_bytes = planning->budget_bytes / BUDGET_PARTS * (uint64_t)part;
     status = lade_layout_search_run(&planning->job, &params, &planning->error, &search);
+    if (status == -EOVERFLOW) { /* no layout has an estimate so small */
+      planning->error.code = 0;
+      return 0;
+    }
     for (int i = 0; i < search.n_found && !is_found && !status; i++) {
       const int n_misfits = result->misfits.n;
       uint64_t misfit_bytes;
@@ -266,10 +270,7 @@ static int smaller_find(struct cluster_planning *planning, const struct cluster_
     }
     free(search.found);
   }
-  if (status != -EOVERFLOW) /* else no layout has an estimate so small */
-    return status;
-  planning->error.code = 0;
-  return 0;
+  return status;
 }
 
 /* ---- layouts that neither bounds nor proofs have decided ---- */
