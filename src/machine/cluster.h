@@ -26,8 +26,8 @@ struct lade_cluster_level {
   double bytes_per_s;      /* of one device, each direction, in collectives */
   double latency_ns;       /* of one hop of a long message: NCCL's protocol Simple */
   double oversubscription; /* devices' rates together over the domain's uplinks; 1: full bisection */
-  bool is_over_host_link;  /* its bytes also take the device's link to the host: a NIC behind the device's PCIe port */
   double sum_gain;         /* speed-up of an all-reduce whose sums the switches make (NVLS, SHARP); 1: they do not */
+  bool is_over_host_link;  /* its bytes also take the device's link to the host: a NIC behind the device's PCIe port */
 };
 
 struct lade_cluster {

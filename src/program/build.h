@@ -51,8 +51,8 @@ int lade_program_emit_over(const struct lade_build_params *params, struct lade_p
 int lade_program_place(const struct lade_build_params *params, struct lade_program *program);
 /*
  * Predict the time if no two buffers shared addresses: with the waits of data alone. No packing has fewer waits, so on
- * a device of its own none is faster; on shared cores a wait seldom makes a step faster. lade_program_place may follow.
- * -ENOMEM.
+ * a device of its own none is faster; on shared cores or links a wait seldom makes a step faster. lade_program_place
+ * may follow. -ENOMEM.
  */
 int lade_program_place_apart(const struct lade_build_params *params, struct lade_program *program);
 
@@ -70,7 +70,7 @@ int lade_program_place_within(const struct lade_place_params *params, struct lad
 int lade_program_order(struct lade_program *program);
 
 /*
- * Predict: run the program's queues over the shared cores in a fluid model (simulate.c) and fill predicted_ns
+ * Predict: run the program's queues over the shared cores and links in a fluid model (simulate.c) and fill predicted_ns
  * and predicted_busy_ns. @ret_spans, if not NULL, has room for a start and an end per instruction. -ENOMEM.
  */
 int lade_program_simulate(struct lade_program *program, const struct lade_prices *prices, int64_t (*ret_spans)[2]);

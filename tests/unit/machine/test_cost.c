@@ -397,6 +397,29 @@ static void lasting_rates_replace_those_of_the_first_bytes(void **state)
   lade_model_graph_destroy(graph);
 }
 
+/* Without a cluster bytes between ranks go over the link to the host; on a unified machine cores are shared instead. */
+static void links_are_those_of_the_machine(void **state)
+{
+  struct lade_model_graph *graph = graph_make("nano", LADE_F32, 2, 0);
+  for (int kind = 0; kind < 3; kind++) {
+    struct lade_machine machine;
+    struct lade_prices prices;
+    struct lade_error error;
+    struct lade_cost cost;
+    assert_int_equal(lade_machine_preset(kind == 2 ? "laptop-8c" : "a100-80g", &error, &machine), 0);
+    machine.is_duplex = kind != 1;
+    lade_cost_init(&cost, &machine);
+    assert_int_equal(lade_cost_prices(&cost, graph, &prices), 0);
+    const double share = kind == 2 ? 0 : 1;
+    assert_true(prices.comm_shares[LADE_AXIS_DP].of[LADE_LINK_HOST] == share);
+    assert_true(prices.boundary_shares.of[LADE_LINK_HOST] == share && prices.has_half_duplex == (kind == 1));
+    assert_true(prices.comm_shares[LADE_AXIS_DP].of[LADE_LINK_LEVELS] == 0);
+    lade_prices_finish(&prices);
+    lade_cost_finish(&cost);
+  }
+  lade_model_graph_destroy(graph);
+}
+
 static void adamw_moves_the_bytes_of_its_types(void **state)
 {
   int read, written;
@@ -503,6 +526,7 @@ int main(void)
       cmocka_unit_test(copies_take_latency_and_bytes),
       cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
       cmocka_unit_test(lasting_rates_replace_those_of_the_first_bytes),
+      cmocka_unit_test(links_are_those_of_the_machine),
       cmocka_unit_test(adamw_moves_the_bytes_of_its_types),
       cmocka_unit_test(an_update_costs_more_the_further_its_state_is),
       cmocka_unit_test(windows_are_cut_by_bytes),

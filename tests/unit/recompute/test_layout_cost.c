@@ -427,6 +427,7 @@ static const struct one_layout offloads[] = {
     {"one rank", &gpt2, LAYOUT(.tp = 1), 8, 2, LADE_RECIPE_AUTO},
     {"llama tp4", &llama, LAYOUT(.tp = 4), 6, 2, LADE_RECIPE_AUTO},
     {"llama tp2 zero 1", &llama, LAYOUT(.tp = 2, .dp = 4, .zero = 1), 16, 2, LADE_RECIPE_AUTO},
+    {"llama tp2 zero 1, rails", &llama, LAYOUT(.tp = 2, .dp = 16, .zero = 1), 64, 2, LADE_RECIPE_AUTO},
 };
 
 /* Cost @one under @share, with its program; both over the microbatches that the program has. */
