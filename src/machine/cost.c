@@ -507,86 +507,18 @@ int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes)
   return copy_ns(&cost->machine.to_host, bytes);
 }
 
-/*
- * Return seconds per byte when @share of the bytes are read: the least time in which reads, writes and both together
- * each stay within their rate.
- */
-static double limits_seconds(const struct lade_machine_store *store, double share)
-{
-  double seconds = fmax(share / store->read_bytes_per_s, (1 - share) / store->write_bytes_per_s);
-  return store->total_bytes_per_s > 0 ? fmax(seconds, 1 / store->total_bytes_per_s) : seconds;
-}
-
-/*
- * Return seconds per byte along the drive's curve, if known: straight lines through its five points. Time is
- * interpolated, not rate. For a drive that serves reads and writes in turns it is a straight line; for one that serves
- * both at once it has one corner.
- */
-static double mix_seconds(const struct lade_machine_store *store, double share)
-{
-  const double rates[] = {store->write_bytes_per_s, store->total_mostly_writes_bytes_per_s, store->total_bytes_per_s,
-                          store->total_mostly_reads_bytes_per_s, store->read_bytes_per_s};
-  const int n_spans = (int)LADE_COUNT(rates) - 1;
-  if (rates[1] <= 0 && rates[3] <= 0)
-    return limits_seconds(store, share);
-  double seconds[2];
-  const int span = LADE_MIN((int)(share * n_spans), n_spans - 1);
-  for (int i = 0; i < 2; i++)
-    seconds[i] = rates[span + i] > 0 ? 1 / rates[span + i] : limits_seconds(store, (double)(span + i) / n_spans);
-  const double part = share * n_spans - span;
-  return seconds[0] + part * (seconds[1] - seconds[0]);
-}
-
-/*
- * Return the time of bytes in a long run over their time among the drive's first gigabytes, when @share of them are
- * read. It is linear between the known ratios of writes, of both and of reads, and constant beyond them.
- */
-static double lasting_factor(const struct lade_machine_store *store, double share)
-{
-  const double rates[] = {store->lasting_write_bytes_per_s, store->lasting_bytes_per_s,
-                          store->lasting_read_bytes_per_s};
-  const int n_spans = (int)LADE_COUNT(rates) - 1;
-  int low = -1, high = -1;
-  for (int i = 0; i <= n_spans; i++) {
-    if (rates[i] > 0 && (low < 0 || i <= share * n_spans))
-      low = i;
-    if (rates[i] > 0 && (high < 0 || high < share * n_spans))
-      high = i;
-  }
-  if (low < 0)
-    return 1;
-  const double low_factor = 1 / (rates[low] * mix_seconds(store, (double)low / n_spans));
-  const double high_factor = 1 / (rates[high] * mix_seconds(store, (double)high / n_spans));
-  return high > low ? low_factor + (share * n_spans - low) / (high - low) * (high_factor - low_factor) : low_factor;
-}
-
-bool lade_cost_drive_is_lasting(const struct lade_machine_store *store)
-{
-  return store->lasting_read_bytes_per_s > 0 || store->lasting_write_bytes_per_s > 0 || store->lasting_bytes_per_s > 0;
-}
-
-double lade_cost_drive_latency_ns(const struct lade_machine_store *store)
-{
-  return lade_cost_drive_is_lasting(store) ? store->lasting_latency_ns : store->latency_ns;
-}
-
-double lade_cost_drive_bytes_per_s(const struct lade_machine_store *store, double share)
-{
-  return 1 / (mix_seconds(store, share) * lasting_factor(store, share));
-}
-
 /* Return the time of these bytes at the drive's rate for their mix, without the latency of a transfer. */
 static double mixed_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
 {
   const struct lade_machine_store *store = &cost->machine.store;
   const double bytes = (double)read_bytes + (double)write_bytes;
   LADE_ASSERT(store->bytes > 0);
-  return bytes > 0 ? bytes / lade_cost_drive_bytes_per_s(store, (double)read_bytes / bytes) * 1e9 : 0;
+  return bytes > 0 ? bytes / lade_drive_bytes_per_s(store, (double)read_bytes / bytes) * 1e9 : 0;
 }
 
 int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
 {
-  return whole_ns(lade_cost_drive_latency_ns(&cost->machine.store) + mixed_ns(cost, read_bytes, write_bytes));
+  return whole_ns(lade_drive_latency_ns(&cost->machine.store) + mixed_ns(cost, read_bytes, write_bytes));
 }
 
 int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes)
@@ -723,8 +655,8 @@ static struct lade_transfer_price store_price(const struct lade_machine_store *s
 {
   if (!store->bytes)
     return (struct lade_transfer_price){.latency_ns = INT64_C(1) << 40, .ns_per_byte = 1e9};
-  return (struct lade_transfer_price){.latency_ns = (int64_t)lade_cost_drive_latency_ns(store),
-                                      .ns_per_byte = 1e9 / lade_cost_drive_bytes_per_s(store, share)};
+  return (struct lade_transfer_price){.latency_ns = (int64_t)lade_drive_latency_ns(store),
+                                      .ns_per_byte = 1e9 / lade_drive_bytes_per_s(store, share)};
 }
 
 /*

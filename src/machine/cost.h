@@ -168,14 +168,6 @@ int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes);
 int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes);
 int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes);
 
-/*
- * Return the rate, when @share of the bytes are read, and the latency at which transfers are predicted: those of long
- * runs, where they are known.
- */
-double lade_cost_drive_bytes_per_s(const struct lade_machine_store *store, double share);
-bool lade_cost_drive_is_lasting(const struct lade_machine_store *store); /* those of long runs are known */
-double lade_cost_drive_latency_ns(const struct lade_machine_store *store);
-
 /* Predict concurrent reads and writes of the drive, until both are done. */
 int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes);
 

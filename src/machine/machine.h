@@ -128,6 +128,14 @@ struct lade_machine_store lade_machine_store_share(const struct lade_machine_sto
  */
 int lade_machine_get(const char *name, struct lade_error *error, struct lade_machine *ret_machine);
 
+/*
+ * Return the rate, when @share of the bytes are read, and the latency at which transfers are predicted: those of long
+ * runs, where they are known. Any thread.
+ */
+double lade_drive_bytes_per_s(const struct lade_machine_store *store, double share);
+bool lade_drive_is_lasting(const struct lade_machine_store *store); /* those of long runs are known */
+double lade_drive_latency_ns(const struct lade_machine_store *store);
+
 /* True if the device's products of @dtype have the slope of GELU as an epilogue: cuBLASLt's, in 16 bits. Any thread. */
 static inline bool lade_machine_fuses_gelu(const struct lade_machine *machine, enum lade_dtype dtype)
 {

@@ -558,8 +558,8 @@ static int drive_open_for_passes(const struct lade_probe_params *params, int n_p
 /* Return the smallest rate of reads, writes and half of each that is known of @store. */
 static double min_rate(const struct lade_machine_store *store)
 {
-  const double total = lade_cost_drive_bytes_per_s(store, 0.5);
-  return fmin(total, fmin(lade_cost_drive_bytes_per_s(store, 0), lade_cost_drive_bytes_per_s(store, 1)));
+  const double total = lade_drive_bytes_per_s(store, 0.5);
+  return fmin(total, fmin(lade_drive_bytes_per_s(store, 0), lade_drive_bytes_per_s(store, 1)));
 }
 
 int lade_probe_measure_sustained(const struct lade_probe_params *params, int64_t limit_ns, struct lade_error *error,

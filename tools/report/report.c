@@ -394,12 +394,12 @@ const char *drive_rate_format(const struct lade_session_info *info, char *text, 
   const struct lade_machine_store *drive = &info->cost->machine.store;
   const double bytes = (double)(info->store_read_bytes + info->store_written_bytes);
   const double share = (double)info->store_read_bytes / fmax(bytes, 1);
-  const double apart = 1 / (share / lade_cost_drive_bytes_per_s(drive, 1) +
-                            (1 - share) / lade_cost_drive_bytes_per_s(drive, 0)); /* values move one way at a time */
-  const double rate = fmax(lade_cost_drive_bytes_per_s(drive, share), apart);
+  const double apart = 1 / (share / lade_drive_bytes_per_s(drive, 1) +
+                            (1 - share) / lade_drive_bytes_per_s(drive, 0)); /* values move one way at a time */
+  const double rate = fmax(lade_drive_bytes_per_s(drive, share), apart);
   char size[32];
   snprintf(text, text_bytes, "%s/s that it does %s", lade_size_format((uint64_t)rate, size, sizeof(size)),
-           lade_cost_drive_is_lasting(drive) ? "in long runs" : "at first");
+           lade_drive_is_lasting(drive) ? "in long runs" : "at first");
   return text;
 }
 

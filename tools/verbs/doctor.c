@@ -118,10 +118,10 @@ static void drive_rates_add(struct report *report, const struct options *options
   char lasting[96] = "not known before a long run or lade doctor --probe --store DIR";
   if (!options->session.store)
     return;
-  if (lade_cost_drive_is_lasting(drive))
+  if (lade_drive_is_lasting(drive))
     snprintf(lasting, sizeof(lasting), "read %.2f GB/s, write %.2f, half of each %.2f",
-             lade_cost_drive_bytes_per_s(drive, 1) / 1e9, lade_cost_drive_bytes_per_s(drive, 0) / 1e9,
-             lade_cost_drive_bytes_per_s(drive, 0.5) / 1e9);
+             lade_drive_bytes_per_s(drive, 1) / 1e9, lade_drive_bytes_per_s(drive, 0) / 1e9,
+             lade_drive_bytes_per_s(drive, 0.5) / 1e9);
   if (drive->read_bytes_per_s > 0)
     finding_add(report, "drive", FINDING_GOOD, NULL, "first gigabytes: read %.2f GB/s, write %.2f, half of each %.2f; "
                 "in long runs: %s", drive->read_bytes_per_s / 1e9, drive->write_bytes_per_s / 1e9,

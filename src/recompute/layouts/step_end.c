@@ -204,7 +204,7 @@ static double grads_leave_ns(const struct lade_layout_job *job, const struct lad
 {
   const struct lade_machine *device = &job->cluster->device;
   const double link = (double)device->to_host.bytes_per_s;
-  const double rate = state_tier == LADE_TIER_STORE ? lade_cost_drive_bytes_per_s(&device->store, 0) : link;
+  const double rate = state_tier == LADE_TIER_STORE ? lade_drive_bytes_per_s(&device->store, 0) : link;
   const struct lade_link_shares own = axis_shares(job, layout, layout->zero ? LADE_AXIS_SHARD : LADE_AXIS_DP);
   const struct lade_link_shares copies = {{[LADE_LINK_HOST] = LADE_MIN(rate / link, 1)}};
   const double ns = (double)form->n_elements * (double)lade_dtype_bytes(job->grad_dtype) / rate * 1e9;

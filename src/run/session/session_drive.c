@@ -40,10 +40,10 @@ static int64_t sustained_limit_ns(const lade_session *s)
                                          (double)LADE_DRIVE_SUSTAINED_NS);
   const uint64_t told_bytes = drive->known_bytes ? drive->known_bytes : drive->burst_bytes;
   const double known_bytes = (double)(told_bytes ? told_bytes : LADE_DRIVE_BURST_BYTES);
-  const double bytes_per_s = lade_cost_drive_bytes_per_s(drive, 0.5) * s->n_sharing_drive;
+  const double bytes_per_s = lade_drive_bytes_per_s(drive, 0.5) * s->n_sharing_drive;
   const double first_half_bytes = bytes_per_s * (double)limit_ns * 1e-9 / 2;
   const double burst_bytes = fmin(first_half_bytes, (double)LADE_DRIVE_BURST_BYTES); /* as the probe limits it */
-  const bool is_known = lade_cost_drive_is_lasting(drive) && burst_bytes < SUSTAINED_GAIN * known_bytes;
+  const bool is_known = lade_drive_is_lasting(drive) && burst_bytes < SUSTAINED_GAIN * known_bytes;
   return limit_ns < SUSTAINED_MIN_NS || is_known ? 0 : limit_ns;
 }
 
@@ -135,7 +135,7 @@ int session_drive_measure_sustained(lade_session *s, struct lade_error *error)
 static void drive_point_add(lade_session *s, int at, double y_ns)
 {
   const struct lade_instr *instr = &s->plan->train->instrs[at];
-  const double latency_ns = lade_cost_drive_latency_ns(&s->cost.machine.store);
+  const double latency_ns = lade_drive_latency_ns(&s->cost.machine.store);
   const enum lade_drive_work work = instr->kind == LADE_INSTR_READ ? LADE_DRIVE_READS : LADE_DRIVE_WRITES;
   lade_drive_point_add(&s->drive.points, work, fmax((double)instr->predicted_ns - latency_ns, 0), y_ns,
                        latency_ns > 0 ? 1 - (double)instr->hidden_ns / latency_ns : instr->hidden_ns == 0);
@@ -172,7 +172,7 @@ void session_drive_count(lade_session *s, int64_t wall_ns)
 /* Return the rate of transfers that took @ratio times their predicted time, @share of them reads; ratio 0: not seen. */
 static double drive_rate_seen(const lade_session *s, double share, double ratio)
 {
-  return ratio > 0 ? lade_cost_drive_bytes_per_s(&s->cost.machine.store, share) / ratio : 0;
+  return ratio > 0 ? lade_drive_bytes_per_s(&s->cost.machine.store, share) / ratio : 0;
 }
 
 void session_drive_keep(const lade_session *s)

@@ -373,11 +373,11 @@ static void lasting_rates_replace_those_of_the_first_bytes(void **state)
   *store = (struct lade_machine_store){
       .bytes = 1 << 30, .read_bytes_per_s = 4e9, .write_bytes_per_s = 1e9, .total_bytes_per_s = 2e9,
       .total_mostly_writes_bytes_per_s = 1.25e9, .total_mostly_reads_bytes_per_s = 2.5e9, .latency_ns = 100};
-  assert_true(fabs(lade_cost_drive_bytes_per_s(store, 0.5) / 2e9 - 1) < 1e-9);
+  assert_true(fabs(lade_drive_bytes_per_s(store, 0.5) / 2e9 - 1) < 1e-9);
   store->lasting_bytes_per_s = 0.5e9; /* alone: all rates fall to a quarter */
   store->lasting_latency_ns = 900;
-  assert_true(lade_cost_drive_latency_ns(store) == 900);
-  assert_true(fabs(lade_cost_drive_bytes_per_s(store, 0.5) / 0.5e9 - 1) < 1e-9);
+  assert_true(lade_drive_latency_ns(store) == 900);
+  assert_true(fabs(lade_drive_bytes_per_s(store, 0.5) / 0.5e9 - 1) < 1e-9);
   assert_in_range(lade_cost_read_ns(&cost, 8000), 8900, 8901);
   assert_in_range(lade_cost_write_ns(&cost, 8000), 32900, 32901);
   assert_in_range(lade_cost_read_write_ns(&cost, 4000, 4000), 16900, 16901);

@@ -386,7 +386,7 @@ static void the_rates_of_the_latest_long_run_are_kept(void **state)
   lade_probe_keep_lasting(&params, &slow_run, false); /* no cache yet: nothing is written */
   assert_int_equal(access(dir, F_OK), 0);
   assert_int_equal(lade_probe(&params, NULL, &first), 0);
-  assert_false(lade_cost_drive_is_lasting(&first.machine.store));
+  assert_false(lade_drive_is_lasting(&first.machine.store));
   lade_probe_keep_lasting(&params, &slow_run, true); /* nothing is known that it could raise */
   assert_int_equal(lade_probe(&params, NULL, &slow), 0);
   const struct lade_machine_store *kept = &slow.machine.store;
@@ -442,9 +442,9 @@ static void lasting_rates_are_measured_and_kept(void **state)
   params.skip_cache = true;
   for (; !is_new && limit_ns < LADE_DRIVE_SUSTAINED_NS; limit_ns *= 2) /* until this drive is fast enough */
     assert_int_equal(lade_probe_measure_sustained(&params, limit_ns, NULL, drive, &is_new), 0);
-  assert_true(is_new && lade_cost_drive_is_lasting(drive));
+  assert_true(is_new && lade_drive_is_lasting(drive));
   assert_true(lade_probe_recall(&params, &kept));
-  assert_false(lade_cost_drive_is_lasting(&kept.machine.store));
+  assert_false(lade_drive_is_lasting(&kept.machine.store));
   lade_cost_finish(&kept);
   params.skip_cache = false;
   *drive = before;
