@@ -81,7 +81,9 @@ def other_forms_are_refused():
     train(FUSED, *durable)
     train(FUSED, "--steps", "3", "--resume", "fused")
     train(FUSED, "--dtype", "fp32", "--save", "fp32")
-    train("--dtype", "fp32", "--steps", "3", "--resume", "fp32")
+    line = [LADE, "train", *STEADY, "--dtype", "fp32", "--steps", "3", "--resume", "fp32"]
+    result = run(line)
+    require(result.returncode == 0 and "gelu" not in result.stderr, "FP32 does not resume as it is", result.stderr)
     refused("have none", FUSED, "--model", "llama3.2-1b", verb=("plan", "--machine", "a100-40g"))
 
 

@@ -207,18 +207,41 @@ static bool is_beaten(const struct residency_maker *m, int n, const struct lade_
   return false;
 }
 
-/* Keep the residencies that need fewer bytes of a tier than each faster one; of very many, evenly spread ones. */
+/* Return which of the first @n residencies needs the least device memory, of those without copies if @is_here. */
+static int least_find(const struct residency_maker *m, int n, bool is_here)
+{
+  int least = 0; /* the fastest: all values kept */
+  for (int i = 1; i < n; i++) {
+    const struct lade_unit_cost *layer = &m->found[i].layer;
+    const bool has_copies = layer->host_bytes > 0 || layer->store_bytes > 0;
+    if (!(is_here && has_copies) && layer->saved_bytes < m->found[least].layer.saved_bytes)
+      least = i;
+  }
+  return least;
+}
+
+/*
+ * Keep the residencies that need fewer bytes of a tier than each faster one. Of very many, keep those that need the
+ * least device memory and, of the others, evenly spread ones.
+ */
 static void residencies_pick(struct residency_maker *m, struct lade_share_residencies *residencies)
 {
+  bool is_kept[CANDIDATES_MAX] = {false};
   int n = 0;
   qsort(m->found, (size_t)m->n, sizeof(*m->found), residency_compare);
   for (int i = 0; i < m->n; i++) {
     if (!is_beaten(m, n, &m->found[i]))
       m->found[n++] = m->found[i];
   }
-  residencies->n = LADE_MIN(n, LADE_SHARE_RESIDENCIES_MAX);
-  for (int i = 0; i < residencies->n; i++)
-    residencies->items[i] = m->found[residencies->n > 1 ? i * (n - 1) / (residencies->n - 1) : 0];
+  const int n_spread = LADE_MIN(n, LADE_SHARE_RESIDENCIES_MAX - 2);
+  for (int i = 0; i < n_spread; i++)
+    is_kept[n_spread > 1 ? i * (n - 1) / (n_spread - 1) : 0] = true;
+  is_kept[least_find(m, n, false)] = is_kept[least_find(m, n, true)] = true;
+  residencies->n = 0;
+  for (int i = 0; i < n; i++) {
+    if (is_kept[i])
+      residencies->items[residencies->n++] = m->found[i];
+  }
 }
 
 static int residencies_fill(struct residency_maker *m, bool may_copy, struct lade_share_residencies *residencies)

@@ -31,7 +31,7 @@ void session_seed_take(lade_session *s, const char *where)
 int session_gelu_check(const lade_session *s, const char *where, struct lade_error *error)
 {
   const struct lade_checkpoint_run *saved = &s->state.run;
-  const bool is_same = saved->dtype == LADE_F32 && s->params.dtype == LADE_F32; /* then both have one GELU */
+  const bool is_same = saved->dtype == LADE_F32 || s->params.dtype == LADE_F32; /* F32 has one GELU */
   if (!saved->is_known || is_same || saved->gelu_fusion == s->params.gelu_fusion)
     return 0;
   return lade_error_set(error, -EINVAL, "%s was computed %s --gelu-fusion, which changes the numbers of GELU: %s the "

@@ -45,7 +45,7 @@ struct lade_checkpoint_run session_run(const lade_session *s)
       .seq = p->seq_len, .steps = p->steps, .warmup = p->warmup, .lr = p->lr, .min_lr = p->min_lr,
       .dropout = p->dropout, .beta1 = p->beta1, .beta2 = p->beta2, .eps = p->eps, .weight_decay = p->weight_decay,
       .clip = p->clip, .moments = p->moments, .master = p->master, .grad_dtype = p->grad_dtype,
-      .gelu_fusion = p->gelu_fusion,
+      .gelu_fusion = p->gelu_fusion && p->dtype != LADE_F32, /* in F32 both forms have one result */
       .grad_reduce = s->group.layout.grad_reduce, .data_key = session_documents_key(s, data.key)};
 }
 

@@ -8,7 +8,7 @@
  *
  * Then bounds make the search exact. A layout is left out if its time is not below that of the plans, because a proof
  * changes no time; or if a lower bound of its bytes is above the budget (lade_layout_search_undecided). The programs of
- * all others are built, in order of time. Beyond UNDECIDED_INSTRS none is, and the report says how many are left, and
+ * all others are built, in order of time. Beyond TRIED_INSTRS none is, and the report says how many are left, and
  * the time of the fastest of them.
  */
 #include <errno.h>
@@ -31,7 +31,7 @@
 #define BUDGET_PARTS 16 /* steps in which the budget of a search shrinks until a proof fits */
 #define TRIED_EACH_PART 8
 #define UNDECIDED_LISTED 4096 /* the fastest of them that are listed */
-#define UNDECIDED_INSTRS 5000000 /* of programs built for layouts that no bound leaves out: about 10 s */
+#define TRIED_INSTRS 5000000 /* of programs built for a smaller budget, or that no bound leaves out: about 10 s each */
 #define MORE_ROUNDED (1 + 1e-9) /* so that rounding does not bring the same layout again */
 
 /* Return @option's number if the user gave it, else @free. */
@@ -254,7 +254,7 @@ static int smaller_find(struct cluster_planning *planning, const struct cluster_
   bool is_found = false;
   int status = 0;
   params.n_max = TRIED_EACH_PART;
-  for (int part = BUDGET_PARTS - 1; part > 0 && !is_found && !status; part--) {
+  for (int part = BUDGET_PARTS - 1; part > 0 && !is_found && !status && result->n_instrs < TRIED_INSTRS; part--) {
     struct lade_layout_search search = {0};
     params.device_bytes = planning->budget_bytes / BUDGET_PARTS * (uint64_t)part;
     status = lade_layout_search_run(&planning->job, &params, &planning->error, &search);
@@ -322,7 +322,7 @@ static int undecided_list(struct cluster_planning *planning, const struct search
 }
 
 /*
- * Prove the layouts that no bound leaves out, in order of their times. Those beyond UNDECIDED_INSTRS are counted, with
+ * Prove the layouts that no bound leaves out, in order of their times. Those beyond TRIED_INSTRS are counted, with
  * the time of the fastest: no layout that the search leaves out is faster than that and fits.
  */
 static int undecided_prove(struct cluster_planning *planning, const struct cluster_plan *empty,
@@ -337,10 +337,10 @@ static int undecided_prove(struct cluster_planning *planning, const struct clust
     const struct lade_layout_found *found = &list.found[i];
     const bool is_decided = is_misfit(result, found) || found->cost.step_ns >= wanted_ns(planning, result, found);
     uint64_t misfit_bytes;
-    n_decided += is_decided || result->n_instrs < UNDECIDED_INSTRS;
+    n_decided += is_decided || result->n_instrs < TRIED_INSTRS;
     if (is_decided)
       continue;
-    if (result->n_instrs >= UNDECIDED_INSTRS) {
+    if (result->n_instrs >= TRIED_INSTRS) {
       result->unproved_ns = fmin(result->unproved_ns, found->cost.step_ns);
       continue;
     }
