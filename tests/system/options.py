@@ -154,7 +154,7 @@ with tempfile.TemporaryDirectory() as scratch:
     common = {"model": ["nano", "baby"], "layers": ["2"], "batch": ["8", "12"], "micro-batch": ["4", "5"], "seq": ["16"],
               "dtype": ["fp32", "bf16"], "moments": ["fp32", "8bit"], "dropout": ["0", "0.1"],
               "host-budget": ["0", "1GiB"], "store": ["st", "a,,b"], "store-budget": ["1GiB"], "allow-tmpfs": None,
-              "recompute": ["full", "auto"], "residency": ["./full", "no such"], "optimizer-in-backward": None, "mask-documents": None, "gelu-fusion": None,
+              "recompute": ["full", "auto"], "residency": ["./full", "no such"], "optimizer-in-backward": None, "mask-documents": None,
               "machine": ["laptop-8c"], "separator": ["0", "50256"],
               "timeline": ["t 1", "t\n2"], "valid": ["v", 'a "b" # c'], "valid-fraction": ["0.1", "0.2"],
               "save": ["s\033"], "save-every": ["5", "auto"], "mtbf": ["9"], "keep": ["2"], "resume": ["r"],

@@ -321,16 +321,18 @@ static __device__ inline uint32_t scale_get(uint32_t scales, int turn)
   return lade_scale_clamp(scales >> 8 * turn & 0xff);
 }
 
-static __device__ inline void moments_put(bool, float *to, uint32_t &, const thread_place &place,
-                                          const float (&x)[EACH], const uint32_t (&)[EACH], int)
+/* Store moments. Return the exponent of their block, in the byte of @turn; 0: they have none. */
+static __device__ inline uint32_t moments_put(bool, float *to, const thread_place &place, const float (&x)[EACH],
+                                              const uint32_t (&)[EACH], int)
 {
   struct items<float> items;
   numbers_put(items, x);
   items_store(to, place, items);
+  return 0;
 }
 
-static __device__ inline void moments_put(bool is_v, bf16 *to, uint32_t &, const thread_place &place,
-                                          const float (&x)[EACH], const uint32_t (&words)[EACH], int turn)
+static __device__ inline uint32_t moments_put(bool is_v, bf16 *to, const thread_place &place, const float (&x)[EACH],
+                                              const uint32_t (&words)[EACH], int turn)
 {
   struct items<bf16> items;
   uint32_t bits[EACH];
@@ -340,6 +342,7 @@ static __device__ inline void moments_put(bool is_v, bf16 *to, uint32_t &, const
   items.word[0] = halves_high(bits[0], bits[1]);
   items.word[1] = halves_high(bits[2], bits[3]);
   items_store(to, place, items);
+  return 0;
 }
 
 /*
@@ -384,8 +387,8 @@ static __device__ inline uint32_t code_make(bool is_v, float x, uint32_t rounded
   return fabsf(x) >= normals ? normal : subnormal;
 }
 
-static __device__ inline void moments_put(bool is_v, uint8_t *to, uint32_t &scales, const thread_place &place,
-                                          const float (&x)[EACH], const uint32_t (&words)[EACH], int turn)
+static __device__ inline uint32_t moments_put(bool is_v, uint8_t *to, const thread_place &place, const float (&x)[EACH],
+                                              const uint32_t (&words)[EACH], int turn)
 {
   uint32_t rounded[EACH], draws[EACH], codes[EACH];
 #pragma unroll
@@ -400,7 +403,7 @@ static __device__ inline void moments_put(bool is_v, uint8_t *to, uint32_t &scal
     codes[k] |= is_v ? 0 : lade_f32_bits(x[k]) & 0x80000000u;
   }
   items_store(to, place, (struct items<uint8_t>){{bytes_gather(codes, 3)}});
-  scales |= scale << 8 * turn;
+  return scale << 8 * turn;
 }
 
 /* ---- the update ---- */
@@ -547,8 +550,8 @@ static __device__ inline void state_update(const struct lade_adamw_args &a, cons
   items_store(a.weight, place, s.weight);
   if (sizeof(T) < sizeof(float))
     items_store(a.residual, place, s.residual);
-  moments_put(false, (X *)a.m, made.m, place, x.m, words, turn);
-  moments_put(true, (X *)a.v, made.v, place, x.v, words, turn);
+  made.m |= moments_put(false, (X *)a.m, place, x.m, words, turn);
+  made.v |= moments_put(true, (X *)a.v, place, x.v, words, turn);
 }
 
 /* This thread's part of the tensors: from @i on, the first of its elements, in the warp's run from @run on. */

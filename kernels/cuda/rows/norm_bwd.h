@@ -88,17 +88,17 @@ template <int N> struct column_sums {
   float weight[N], bias[N], x_bias[N], sum_bias[N];
 };
 
-/* Add a pack to the sums. h = (x - mean) rstd, g = dy weight; @g_sum is of g, @gh_sum of g h. */
+/* Add a pack to the sums. h = (x - mean) rstd, g = dy weight; @row_sums are of g and of g h. */
 template <class T, int N>
 static __device__ inline void gradients_add(const pack<T, N> &x, const pack<T, N> &dy, const float (&weight)[N],
-                                            const struct row_statistics &row, float &g_sum, float &gh_sum,
+                                            const struct row_statistics &row, float *row_sums,
                                             struct column_sums<N> &sums)
 {
 #pragma unroll
   for (int j = 0; j < N; j++) {
     const float h = (get(x.x[j]) - row.mean) * row.rstd, g = get(dy.x[j]) * weight[j];
-    g_sum += g;
-    gh_sum = fmaf(g, h, gh_sum);
+    row_sums[0] += g;
+    row_sums[1] = fmaf(g, h, row_sums[1]);
     sums.weight[j] = fmaf(get(dy.x[j]), h, sums.weight[j]);
     sums.bias[j] += get(dy.x[j]);
   }
@@ -250,7 +250,7 @@ static __device__ inline void turn_run(const struct turn_packs<THREADS> &turn, c
 #pragma unroll
     for (int q = 0; q < LADE_CUDA_NORM_BWD_PACKS; q++)
       gradients_add(turn_get<T>(turn.x[q], place), turn_get<T>(turn.dy[q], place), weight[q % P], rows[q / P],
-                    sums[2 * (q / P)], sums[2 * (q / P) + 1], columns[q % P]);
+                    sums + 2 * (q / P), columns[q % P]);
     block_few_sums<THREADS / 32>(sums, room);
 #pragma unroll
     for (int r = 0; r < ROWS(P); r++)
@@ -350,21 +350,27 @@ static __device__ inline void span_add(const struct span_packs<T, N> &span, cons
     partials_load(columns.weight, partials + column);
     partials_load(columns.bias, partials + a.d + column);
     weights_get<T>(weight, a, column);
-    gradients_add(span.x[p], span.dy[p], weight, row, sums[0], sums[1], columns);
+    gradients_add(span.x[p], span.dy[p], weight, row, sums, columns);
     partials_store(partials + column, columns.weight);
     partials_store(partials + a.d + column, columns.bias);
   }
 }
 
-/* Store the results for the loaded span of the row at element @i. */
+/* A span of a row: the row's first element, and the span's first column. */
+struct span_place {
+  int64_t i;
+  int at;
+};
+
+/* Store the results for the loaded span at @place. */
 template <enum rows_form FORM, class T, int N>
 static __device__ inline void span_put(const struct span_packs<T, N> &span, const struct lade_residual_bwd_args &a,
-                                       const struct lade_step *step, const struct row_statistics &row, int64_t i,
-                                       int at, float *partials)
+                                       const struct lade_step *step, const struct row_statistics &row,
+                                       const struct span_place &place, float *partials)
 {
 #pragma unroll
   for (int p = 0; p < PACKS; p++) {
-    const int column = column_get<N>(at, p);
+    const int column = column_get<N>(place.at, p);
     float dx[N] = {}, weight[N], x_bias[N] = {};
     if (column >= (int)a.d)
       continue;
@@ -377,7 +383,7 @@ static __device__ inline void span_put(const struct span_packs<T, N> &span, cons
     }
     if (FORM != ROWS_NORM)
       partials_load(x_bias, partials + 2 * a.d + column);
-    results_put<FORM, T>(a, step, i + column, true, dx, x_bias);
+    results_put<FORM, T>(a, step, place.i + column, true, dx, x_bias);
     if (FORM != ROWS_NORM)
       partials_store(partials + 2 * a.d + column, x_bias);
   }
@@ -401,7 +407,7 @@ static __device__ inline void long_row_bwd(const struct lade_residual_bwd_args &
 #pragma unroll 1
   for (int at = 0; at < (int)a.d; at += span) {
     span_packs_load(packs, a, at_row, at);
-    span_put<FORM, T>(packs, a, step, row, at_row * a.d, at, partials);
+    span_put<FORM, T>(packs, a, step, row, {at_row * a.d, at}, partials);
   }
 }
 

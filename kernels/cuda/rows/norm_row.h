@@ -66,19 +66,26 @@ static __device__ inline void norm_weights_load(struct norm_weights<T, N> &to, c
     span_load(to.bias, a.bias, at, (int)a.d);
 }
 
+/* A row of a norm's forward: its number and statistics. */
+struct norm_place {
+  int64_t row;
+  float mean, rstd;
+};
+
 /* Compute y of the span from @at on, whose x is loaded. */
 template <class T, int N>
-static __device__ inline void norm_span(const struct lade_norm_fwd_args &a, int64_t row, int at, float mean,
-                                        float rstd, const pack<T, N> (&x)[PACKS], const struct norm_weights<T, N> &w)
+static __device__ inline void norm_span(const struct lade_norm_fwd_args &a, const struct norm_place &place, int at,
+                                        const pack<T, N> (&x)[PACKS], const struct norm_weights<T, N> &w)
 {
 #pragma unroll
   for (int p = 0; p < PACKS; p++) {
     float y[N];
 #pragma unroll
     for (int j = 0; j < N; j++)
-      y[j] = (get(x[p].x[j]) - mean) * rstd * (get(w.weight[p].x[j]) + a.weight_offset) + get(w.bias[p].x[j]);
+      y[j] = (get(x[p].x[j]) - place.mean) * place.rstd * (get(w.weight[p].x[j]) + a.weight_offset) +
+             get(w.bias[p].x[j]);
     if (column_get<N>(at, p) < (int)a.d)
-      numbers_put((T *)a.y + row * a.d + column_get<N>(at, p), y);
+      numbers_put((T *)a.y + place.row * a.d + column_get<N>(at, p), y);
   }
 }
 
@@ -170,7 +177,7 @@ static __device__ inline void norm_long_row(const struct lade_norm_fwd_args &a, 
     struct norm_weights<T, N> weights = {};
     span_load(x, from, at, (int)a.d);
     norm_weights_load(weights, a, at);
-    norm_span(a, row, at, mean, rstd, x, weights);
+    norm_span(a, {row, mean, rstd}, at, x, weights);
   }
 }
 
