@@ -585,12 +585,14 @@ static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
 static int plan_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
+  bool is_min = budget_bytes == LADE_GRAPH_BUDGET_MIN;
   int status = smallest_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
   if (status)
     return status;
-  if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
-    budget_bytes = info->min_budget_bytes;
-  status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
+  do { /* a plan by recompute alone may lower the smallest budget, which then is planned for */
+    budget_bytes = is_min ? info->min_budget_bytes : budget_bytes;
+    status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
+  } while (is_min && !status && info->min_budget_bytes < budget_bytes);
   return status == -ENOSPC ? smallest_search(planning, budget_bytes) : status;
 }
 
