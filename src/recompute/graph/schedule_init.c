@@ -14,6 +14,7 @@
 
 #include "recompute/graph/schedule.h"
 
+#define HELD_OPS_MAX 2048 /* where the bits of all values are at most a MiB */
 #define PRICED_ROUNDING 1e-6 /* relative error of many additions in double precision */
 
 static int arrays_allocate(struct remat_schedule *schedule)
@@ -25,7 +26,10 @@ static int arrays_allocate(struct remat_schedule *schedule)
   schedule->op_mark = calloc(n_turns + n_values, sizeof(*schedule->op_mark));
   schedule->sources = calloc(n_values, sizeof(*schedule->sources));
   schedule->in_turn = calloc(n_values, sizeof(*schedule->in_turn));
-  bool is_whole = schedule->turns && schedule->holdings && schedule->is_queued &&
+  schedule->n_held_words = schedule->problem->n_ops / 64 + 1; /* boundaries 0 .. n_ops */
+  bool has_bits = schedule->problem->n_ops <= HELD_OPS_MAX;
+  schedule->held = has_bits ? calloc(n_values, (size_t)schedule->n_held_words * sizeof(*schedule->held)) : NULL;
+  bool is_whole = (schedule->held || !has_bits) && schedule->turns && schedule->holdings && schedule->is_queued &&
                   schedule->op_mark && schedule->in_turn && schedule->sources;
   int status = is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)(n_turns + n_values)) : -ENOMEM;
   for (int tier = 0; tier < LADE_N_SPACES && !status; tier++)
@@ -39,6 +43,7 @@ static int span_append(struct remat_schedule *schedule, int value, struct remat_
       (span.from > 0 && !LADE_PUSH(&schedule->turns[span.from - 1].starts, value)))
     return -ENOMEM;
   turn_bytes_add(&schedule->bytes, span.from, span.to, (int64_t)schedule->problem->values[value].bytes);
+  remat_held_set(schedule, value, span.from, span.to, true);
   return 0;
 }
 
@@ -121,6 +126,10 @@ static int sources_make(struct remat_schedule *schedule, const struct remat_wait
   }
   for (int i = 0; i < n_waiting; i++)
     schedule->sources[waiting[i].value] = (uint8_t)waiting[i].tier;
+  for (int v = 0; v < problem->n_values; v++) {
+    schedule->in_turn[v].bytes = (int64_t)problem->values[v].bytes;
+    remat_maker_find(schedule, v);
+  }
   return status;
 }
 
@@ -205,6 +214,7 @@ void remat_schedule_finish(struct remat_schedule *schedule)
   }
   free(schedule->turns);
   free(schedule->holdings);
+  free(schedule->held);
   turn_bytes_finish(&schedule->bytes);
   for (int tier = 0; tier < LADE_N_SPACES; tier++)
     turn_bytes_finish(&schedule->waiting[tier]);
@@ -289,6 +299,8 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule)
                  turn_bytes_get(&fresh.waiting[LADE_STORE], t) == turn_bytes_get(&schedule->waiting[LADE_STORE], t);
     for (int v = 0; v < problem->n_values && is_valid; v++)
       is_valid = holdings_are_equal(&fresh.holdings[v], &schedule->holdings[v]);
+    const size_t held_bytes = (size_t)problem->n_values * (size_t)schedule->n_held_words * sizeof(*schedule->held);
+    is_valid = is_valid && (!schedule->held || !memcmp(fresh.held, schedule->held, held_bytes));
     remat_schedule_finish(&fresh);
   }
   remat_choices_free(&choices);
