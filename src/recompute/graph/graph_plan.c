@@ -25,9 +25,9 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12 /* searches for a smaller budget: each halves the step or lowers the limit by it */
-#define MOVES_PER_OP 15000 /* by default, up to MOVES_MAX */
-#define MOVES_MAX 2000000
-#define OP_MOVES_MAX 1400000000 /* ops times moves: moves of longer graphs take longer */
+#define MOVES_PER_OP 18000 /* by default, up to MOVES_MAX */
+#define MOVES_MAX 2400000
+#define OP_MOVES_MAX 1700000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MAX 125000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_MIN 1000
 #define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers alone */
@@ -80,20 +80,6 @@ static int64_t deadline_of(const struct graph_planning *planning, double share)
 {
   const int64_t limit_ns = LADE_MIN(planning->params.time_limit_ns, LADE_GRAPH_NS_MAX);
   return limit_ns ? planning->start_ns + (int64_t)((double)limit_ns * share) : INT64_MAX;
-}
-
-/* Return the bytes of a schedule's peak, fixed ones included. -ENOMEM. */
-static int peak_get(const struct graph_planning *planning, const struct remat_choices *choices, uint64_t *ret_bytes)
-{
-  struct remat_schedule schedule;
-  int status = remat_schedule_load(&schedule, &planning->problem, UINT64_MAX, choices);
-  if (status)
-    return status;
-  int64_t bytes;
-  turn_bytes_peak(&schedule.bytes, &bytes);
-  *ret_bytes = (uint64_t)bytes + planning->problem.fixed_bytes;
-  remat_schedule_finish(&schedule);
-  return 0;
 }
 
 /* Replace @to by a copy of @from. -ENOMEM. */
@@ -165,7 +151,7 @@ static void tiers_allow(struct graph_planning *planning, struct remat_search_par
 static int smallest_take(struct graph_planning *planning, const struct remat_choices *choices)
 {
   uint64_t bytes;
-  int status = peak_get(planning, choices, &bytes);
+  int status = remat_choices_peak(&planning->problem, choices, &bytes);
   if (status || bytes >= planning->info.min_budget_bytes)
     return status;
   planning->info.min_budget_bytes = bytes;
@@ -182,7 +168,7 @@ static int smaller_try(struct graph_planning *planning, const struct remat_searc
   uint64_t found = *peak;
   int status = remat_search(search, choices);
   if (!status || status == -ENOSPC)
-    status = peak_get(planning, choices, &found);
+    status = remat_choices_peak(&planning->problem, choices, &found);
   if (!status && found < *peak) {
     const uint64_t budget_bytes = planning->params.budget_bytes;
     bool is_nearer = budget_bytes == LADE_GRAPH_BUDGET_MIN || *peak > budget_bytes;
@@ -521,7 +507,7 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
   planning->choices.is_saved = false;
   int status = budget_search(planning, min);
   if (!status)
-    status = peak_get(planning, &planning->choices, &peak);
+    status = remat_choices_peak(&planning->problem, &planning->choices, &peak);
   return status ? status : peak <= budget_bytes ? 0 : -ENOSPC;
 }
 
@@ -572,7 +558,7 @@ static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
   struct lade_graph_plan_info *info = &planning->info;
   info->floor_bytes = planning->problem.floor_bytes;
   info->base_ns = planning->problem.base_ns;
-  int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
+  int status = remat_choices_peak(&planning->problem, &planning->choices, &info->unconstrained_bytes);
   if (!status)
     status = min_lower(planning, enough_bytes);
   const uint64_t gain_bytes = info->min_budget_bytes - info->floor_bytes;

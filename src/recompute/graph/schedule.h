@@ -129,6 +129,9 @@ int remat_schedule_load(struct remat_schedule *schedule, const struct remat_prob
                         const struct remat_choices *choices);
 void remat_choices_free(struct remat_choices *choices);
 
+/* Find the peak of the schedule saved in @choices, fixed bytes included; see remat_schedule_load. -ENOMEM. */
+int remat_choices_peak(const struct remat_problem *problem, const struct remat_choices *choices, uint64_t *ret_bytes);
+
 /*
  * Return the span of a value that is held from its birth to its last use; from > to: it has none. A given one of
  * another tier is held from its first use.

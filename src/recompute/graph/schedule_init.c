@@ -143,16 +143,22 @@ static void waiting_make(struct remat_schedule *schedule)
   }
 }
 
+/* The decisions of which a schedule is made. */
+struct schedule_parts {
+  const struct remat_choice *choices; /* NULL: every value is held */
+  const struct remat_waiting *waiting;
+  int n_choices, n_waiting;
+};
+
 static int schedule_make(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
-                         const struct remat_choice *choices, int n_choices, const struct remat_waiting *waiting,
-                         int n_waiting)
+                         const struct schedule_parts *parts)
 {
   *schedule = (struct remat_schedule){.problem = problem, .redo_max_ns = INT64_MAX};
   int status = arrays_allocate(schedule);
   if (!status)
-    status = sources_make(schedule, waiting, n_waiting);
+    status = sources_make(schedule, parts->waiting, parts->n_waiting);
   if (!status)
-    status = spans_make(schedule, choices, n_choices);
+    status = spans_make(schedule, parts->choices, parts->n_choices);
   for (int t = 0; t <= problem->n_ops && !status; t++)
     status = turn_make(schedule, t);
   if (status) {
@@ -169,15 +175,30 @@ static int schedule_make(struct remat_schedule *schedule, const struct remat_pro
 int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choice *choices, int n_choices)
 {
-  return schedule_make(schedule, problem, limit_bytes, choices, n_choices, NULL, 0);
+  const struct schedule_parts parts = {.choices = choices, .n_choices = n_choices};
+  return schedule_make(schedule, problem, limit_bytes, &parts);
 }
 
 int remat_schedule_load(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choices *choices)
 {
-  const int n_waiting = choices->is_saved ? choices->waiting.n : 0;
-  return schedule_make(schedule, problem, limit_bytes, remat_choices_get(choices), choices->list.n,
-                       choices->waiting.items, n_waiting);
+  const struct schedule_parts parts = {.choices = remat_choices_get(choices), .n_choices = choices->list.n,
+                                       .waiting = choices->waiting.items,
+                                       .n_waiting = choices->is_saved ? choices->waiting.n : 0};
+  return schedule_make(schedule, problem, limit_bytes, &parts);
+}
+
+int remat_choices_peak(const struct remat_problem *problem, const struct remat_choices *choices, uint64_t *ret_bytes)
+{
+  struct remat_schedule schedule;
+  int status = remat_schedule_load(&schedule, problem, UINT64_MAX, choices);
+  if (status)
+    return status;
+  int64_t bytes;
+  turn_bytes_peak(&schedule.bytes, &bytes);
+  *ret_bytes = (uint64_t)bytes + problem->fixed_bytes;
+  remat_schedule_finish(&schedule);
+  return 0;
 }
 
 /* Return the bytes of all turns at @prices. */
