@@ -54,7 +54,7 @@ struct remat_change {
   uint64_t extra_bytes;
 };
 
-/* A value, and what holds for it in the turn under evaluation: the fields after @mark, if that is the schedule's. */
+/* A value in the turn under evaluation. The fields after @mark are valid if it is the schedule's. */
 struct remat_value_turn {
   int64_t bytes;
   int32_t maker;      /* the op that makes it again; -1: there are several, or it waits on a tier */

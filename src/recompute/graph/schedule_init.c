@@ -14,7 +14,7 @@
 
 #include "recompute/graph/schedule.h"
 
-#define HELD_OPS_MAX 2048 /* where the bits of all values are at most a MiB */
+#define HELD_OPS_MAX 2048 /* the bits of 4,000 values are then a MiB */
 #define PRICED_ROUNDING 1e-6 /* relative error of many additions in double precision */
 
 static int arrays_allocate(struct remat_schedule *schedule)
