@@ -192,6 +192,7 @@ bool remat_row_shift(struct remat_schedule *schedule, int turn, int at, struct r
   const struct remat_problem *problem = schedule->problem;
   const struct remat_turn *t = &schedule->turns[turn];
   const int n_in = at < turn && turn < problem->n_ops ? problem->ops[turn].n_in : 0;
+  const int n_lasting = at < turn && turn == problem->n_ops ? problem->n_lasting : 0;
   bool is_changed = false;
   for (int i = t->starts.n - 1; i >= 0; i--) { /* a change takes the value off the list */
     const int value = t->starts.items[i];
@@ -204,6 +205,8 @@ bool remat_row_shift(struct remat_schedule *schedule, int turn, int at, struct r
   }
   for (int i = 0; i < n_in; i++)
     is_changed |= row_value_advance(schedule, turn, at, problem->edges[problem->ops[turn].first_in + i].value, makers);
+  for (int i = 0; i < n_lasting; i++)
+    is_changed |= row_value_advance(schedule, turn, at, problem->lasting[i], makers);
   remat_settle(schedule);
   return is_changed;
 }

@@ -55,8 +55,9 @@ int remat_row_use(const struct remat_schedule *schedule, int turn, struct remat_
 
 /*
  * Let turn @at make again the values that @turn makes again and holds, of the @makers alone. Where @at is before @turn,
- * the operands of its op go with them, and a value is held from its last touch before @turn if that is behind @at. pre:
- * @at is not @turn, and not behind remat_row_use. Return false if nothing changed.
+ * the operands of its op go with them; so do results of the step that the last turn makes again. A value is then held
+ * from its last touch before @turn if that is behind @at. pre: @at is not @turn, and not behind remat_row_use. Return
+ * false if nothing changed.
  */
 bool remat_row_shift(struct remat_schedule *schedule, int turn, int at, struct remat_span makers);
 

@@ -9,20 +9,6 @@
 #include "lade/graph_plan.h"
 #include "recompute/graph/schedule.h"
 
-/* Find the peak of the schedule that holds every value from its birth to its last use. -ENOMEM. */
-static int unconstrained_find(const struct remat_problem *problem, uint64_t *ret_bytes)
-{
-  struct remat_schedule schedule;
-  int status = remat_schedule_init(&schedule, problem, UINT64_MAX, NULL, 0);
-  if (status)
-    return status;
-  int64_t bytes;
-  turn_bytes_peak(&schedule.bytes, &bytes);
-  *ret_bytes = (uint64_t)bytes + problem->fixed_bytes;
-  remat_schedule_finish(&schedule);
-  return 0;
-}
-
 int lade_graph_bounds(const lade_graph *graph, struct lade_error *error, uint64_t *ret_unconstrained_bytes,
                       uint64_t *ret_floor_bytes)
 {
@@ -32,7 +18,8 @@ int lade_graph_bounds(const lade_graph *graph, struct lade_error *error, uint64_
   uint64_t unconstrained_bytes = 0;
   int status = remat_problem_init(&problem, graph, LADE_DEVICE);
   if (!status) {
-    status = unconstrained_find(&problem, &unconstrained_bytes);
+    const struct remat_choices all = {.is_saved = false};
+    status = remat_choices_peak(&problem, &all, &unconstrained_bytes);
     if (!status && ret_unconstrained_bytes)
       *ret_unconstrained_bytes = unconstrained_bytes;
     if (!status && ret_floor_bytes)

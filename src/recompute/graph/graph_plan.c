@@ -25,9 +25,9 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12 /* searches for a smaller budget: each halves the step or lowers the limit by it */
-#define MOVES_PER_OP 15000 /* by default, up to MOVES_MAX */
-#define MOVES_MAX 2000000
-#define OP_MOVES_MAX 1400000000 /* ops times moves: moves of longer graphs take longer */
+#define MOVES_PER_OP 18000 /* by default, up to MOVES_MAX */
+#define MOVES_MAX 2400000
+#define OP_MOVES_MAX 1700000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MAX 125000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_MIN 1000
 #define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers alone */
@@ -55,6 +55,7 @@ struct graph_planning {
   struct list_time links;
   int64_t start_ns;
   enum planning_ways ways;
+  uint64_t alone_min_bytes; /* the smallest budget found by recompute alone, without its plan; 0: not looked for */
 };
 
 static void planning_finish(struct graph_planning *planning)
@@ -79,20 +80,6 @@ static int64_t deadline_of(const struct graph_planning *planning, double share)
 {
   const int64_t limit_ns = LADE_MIN(planning->params.time_limit_ns, LADE_GRAPH_NS_MAX);
   return limit_ns ? planning->start_ns + (int64_t)((double)limit_ns * share) : INT64_MAX;
-}
-
-/* Return the bytes of a schedule's peak, fixed ones included. -ENOMEM. */
-static int peak_get(const struct graph_planning *planning, const struct remat_choices *choices, uint64_t *ret_bytes)
-{
-  struct remat_schedule schedule;
-  int status = remat_schedule_load(&schedule, &planning->problem, UINT64_MAX, choices);
-  if (status)
-    return status;
-  int64_t bytes;
-  turn_bytes_peak(&schedule.bytes, &bytes);
-  *ret_bytes = (uint64_t)bytes + planning->problem.fixed_bytes;
-  remat_schedule_finish(&schedule);
-  return 0;
 }
 
 /* Replace @to by a copy of @from. -ENOMEM. */
@@ -160,9 +147,20 @@ static void tiers_allow(struct graph_planning *planning, struct remat_search_par
   search->waiting_bytes[LADE_STORE] = planning->params.store_budget_bytes;
 }
 
+/* Let @choices be the smallest if their peak is below the smallest budget so far. -ENOMEM. */
+static int smallest_take(struct graph_planning *planning, const struct remat_choices *choices)
+{
+  uint64_t bytes;
+  int status = remat_choices_peak(&planning->problem, choices, &bytes);
+  if (status || bytes >= planning->info.min_budget_bytes)
+    return status;
+  planning->info.min_budget_bytes = bytes;
+  return choices_copy(&planning->smallest, choices);
+}
+
 /*
- * Search from @choices. A schedule whose peak is below *@peak replaces that in @planning->least, and the nearest one
- * while that is above the budget. -ENOMEM.
+ * Search from @choices. A schedule whose peak is below *@peak replaces the smallest one, and the nearest one while that
+ * is above the budget. -ENOMEM.
  */
 static int smaller_try(struct graph_planning *planning, const struct remat_search_params *search,
                        struct remat_choices *choices, uint64_t *peak)
@@ -170,7 +168,7 @@ static int smaller_try(struct graph_planning *planning, const struct remat_searc
   uint64_t found = *peak;
   int status = remat_search(search, choices);
   if (!status || status == -ENOSPC)
-    status = peak_get(planning, choices, &found);
+    status = remat_choices_peak(&planning->problem, choices, &found);
   if (!status && found < *peak) {
     const uint64_t budget_bytes = planning->params.budget_bytes;
     bool is_nearer = budget_bytes == LADE_GRAPH_BUDGET_MIN || *peak > budget_bytes;
@@ -191,8 +189,8 @@ struct smaller_params {
 
 /*
  * Look for a schedule within the budget of @smaller. If there are other tiers, the first search is by transfers alone,
- * because they need the fewest operands at one time; the next one begins with the schedule in @planning->least. A
- * schedule whose peak is below *@peak replaces that one, and *@peak becomes its peak. It may still be above the budget.
+ * because they need the fewest operands at one time; the next one begins with the smallest schedule. One whose
+ * peak is below *@peak replaces that one, and *@peak becomes its peak. It may still be above the budget.
  * *ret_n_moves: moves made of the next one's.
  */
 static int smaller_find(struct graph_planning *planning, const struct smaller_params *smaller, uint64_t *peak,
@@ -283,8 +281,8 @@ static int choices_widen(const struct graph_planning *planning, const struct rem
                          const struct remat_choices *from, struct remat_choices *to)
 {
   to->list.n = to->waiting.n = 0;
-  to->is_saved = true;
-  for (int v = 0, i = 0; v < planning->problem.n_values; v++) {
+  to->is_saved = from->is_saved; /* else both hold everything */
+  for (int v = 0, i = 0; v < planning->problem.n_values && from->is_saved; v++) {
     const int storage = planning->problem.values[v].storage;
     struct remat_choice choice = {v, remat_span_whole(&planning->problem, v)};
     bool is_known = false;
@@ -418,7 +416,10 @@ static int proof_find(struct graph_planning *planning, uint64_t budget_bytes, do
   return status;
 }
 
-/* Let the best plan by one way be the plan if it is better than *@best_ns. -ENOMEM. */
+/*
+ * Let the best plan by one way be the plan if it is better than *@best_ns. It may also be the smallest schedule, since
+ * a plan by recompute alone states its own peak if that is below the smallest budget. -ENOMEM.
+ */
 static int part_take(struct graph_planning *planning, enum planning_ways ways, uint64_t budget_bytes, double share,
                      double *best_ns)
 {
@@ -426,14 +427,23 @@ static int part_take(struct graph_planning *planning, enum planning_ways ways, u
   int status = part_plan(planning, ways, budget_bytes, share, &choices);
   if (!status)
     status = choices_take(planning, budget_bytes, &choices, best_ns);
+  if (!status)
+    status = smallest_take(planning, &choices);
   remat_choices_free(&choices);
   return status == -ENOSPC ? 0 : status;
 }
 
+/* True if a plan by recompute alone within @budget_bytes may be smaller than the smallest budget found that way. */
+static bool is_near_min(uint64_t budget_bytes, uint64_t alone_min_bytes)
+{
+  return budget_bytes <= alone_min_bytes + alone_min_bytes / NEAR_MIN;
+}
+
 /*
  * Plan with other tiers. Candidates are descents, the plans by recompute alone and by transfers alone, and the smallest
- * schedule. The search goes on from the best of them, and its gets are placed once more. Nothing follows a descent that
- * takes no longer than the bound. If no op may run again, a first search by transfers takes the place of the two plans.
+ * schedule. The search goes on from the best of them, and its gets are placed once more. If a descent takes no longer
+ * than the bound, it is the plan, and recompute alone is only looked at for a smaller schedule. If no op may run again,
+ * a first search by transfers takes the place of the two plans.
  */
 static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
@@ -444,13 +454,12 @@ static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
   int status = descents_take(planning, budget_bytes, &best_ns);
   if (!status)
     status = proof_find(planning, budget_bytes, best_ns, &is_proved);
-  if (is_proved)
-    return 0;
-  if (!status && has_redos(planning)) {
+  if (!status && has_redos(planning) && (!is_proved || is_near_min(budget_bytes, planning->alone_min_bytes)))
     status = part_take(planning, WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE, &best_ns);
-    if (!status)
-      status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE, &best_ns);
-  }
+  if (is_proved)
+    return status;
+  if (!status && has_redos(planning))
+    status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE, &best_ns);
   struct remat_search_params params = search_params(planning, budget_bytes, moves / 2, MOVING_SHARE);
   params.is_offload = true;
   if (!status && !has_redos(planning))
@@ -498,7 +507,7 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
   planning->choices.is_saved = false;
   int status = budget_search(planning, min);
   if (!status)
-    status = peak_get(planning, &planning->choices, &peak);
+    status = remat_choices_peak(&planning->problem, &planning->choices, &peak);
   return status ? status : peak <= budget_bytes ? 0 : -ENOSPC;
 }
 
@@ -508,46 +517,68 @@ static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
 static int min_part_take(struct graph_planning *planning, enum planning_ways ways)
 {
   struct graph_planning part;
+  struct remat_choices choices = {0};
   int status = part_begin(planning, ways, LADE_GRAPH_BUDGET_MIN, 1.0 / MIN_SHARE, &part);
   if (!status)
     status = smallest_find(&part, 0);
-  if (!status && part.info.min_budget_bytes < planning->info.min_budget_bytes) {
-    planning->info.min_budget_bytes = part.info.min_budget_bytes;
-    status = part_choices_get(planning, &part, &part.smallest, &planning->smallest);
-  }
+  if (!status && ways == WAYS_RECOMPUTE)
+    planning->alone_min_bytes = part.info.min_budget_bytes;
+  if (!status)
+    status = part_choices_get(planning, &part, &part.smallest, &choices);
+  if (!status)
+    status = smallest_take(planning, &choices);
+  remat_choices_free(&choices);
   planning_finish(&part);
   return status;
 }
 
 /*
+ * Find the smallest budgets by one way alone. If that of recompute alone is as good as all, and the smallest plan is
+ * asked for, that plan by recompute alone is taken too, as its peak may be smaller. -ENOMEM.
+ */
+static int min_parts_take(struct graph_planning *planning)
+{
+  int status = min_part_take(planning, WAYS_RECOMPUTE);
+  if (!status)
+    status = min_part_take(planning, WAYS_TRANSFERS);
+  bool is_asked = planning->params.budget_bytes == LADE_GRAPH_BUDGET_MIN &&
+                  is_near_min(planning->alone_min_bytes, planning->info.min_budget_bytes);
+  if (status || !is_asked)
+    return status;
+  double best_ns = 0; /* the plan itself follows later */
+  return part_take(planning, WAYS_RECOMPUTE, planning->alone_min_bytes, 1.0 / MIN_SHARE, &best_ns);
+}
+
+/*
  * Find the figures of the graph, and the smallest budget, or one within @enough_bytes. With tiers the smallest ones by
- * one way alone are looked for, too, unless the first is as good as the floor. -ENOMEM.
+ * one way alone are looked for, too, unless the first is the floor, or as good as that in a long graph. -ENOMEM.
  */
 static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
   info->floor_bytes = planning->problem.floor_bytes;
   info->base_ns = planning->problem.base_ns;
-  int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
+  int status = remat_choices_peak(&planning->problem, &planning->choices, &info->unconstrained_bytes);
   if (!status)
     status = min_lower(planning, enough_bytes);
-  bool is_floor = status || (info->min_budget_bytes - info->floor_bytes) / 2 <= info->min_budget_bytes / MIN_STEPS;
-  if (is_floor || !has_tiers(planning) || !has_redos(planning))
-    return status;
-  status = min_part_take(planning, WAYS_RECOMPUTE);
-  return status ? status : min_part_take(planning, WAYS_TRANSFERS);
+  const uint64_t gain_bytes = info->min_budget_bytes - info->floor_bytes;
+  bool is_long = planning->graph->ops.n > SHORT_OPS_MAX;
+  bool is_floor = status || gain_bytes <= (is_long ? info->min_budget_bytes / (MIN_STEPS / 2) : 0);
+  return is_floor || !has_tiers(planning) || !has_redos(planning) ? status : min_parts_take(planning);
 }
 
 /* Find the smallest budget, and then choices within @budget_bytes; without the list. -ENOSPC: none were found. */
 static int plan_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
+  bool is_min = budget_bytes == LADE_GRAPH_BUDGET_MIN;
   int status = smallest_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
   if (status)
     return status;
-  if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
-    budget_bytes = info->min_budget_bytes;
-  status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
+  do { /* a plan by recompute alone may lower the smallest budget, which then is planned for */
+    budget_bytes = is_min ? info->min_budget_bytes : budget_bytes;
+    status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
+  } while (is_min && !status && info->min_budget_bytes < budget_bytes);
   return status == -ENOSPC ? smallest_search(planning, budget_bytes) : status;
 }
 

@@ -252,6 +252,18 @@ static void span_cut(struct remat_schedule *schedule, int value, int from, int t
   spans_replace(schedule, value, at, 1, parts, n);
 }
 
+void remat_held_set(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
+{
+  if (!schedule->held)
+    return;
+  uint64_t *words = schedule->held + (size_t)value * (size_t)schedule->n_held_words;
+  for (int word = from / 64; word <= to / 64; word++) {
+    const uint64_t first = word == from / 64 ? ~(uint64_t)0 << from % 64 : ~(uint64_t)0;
+    const uint64_t mask = word == to / 64 ? first & ~(uint64_t)0 >> (63 - to % 64) : first;
+    words[word] = is_held ? words[word] | mask : words[word] & ~mask;
+  }
+}
+
 /* Add @bytes, which may be negative, to turns @from .. @to. */
 static void bytes_add(struct remat_schedule *schedule, int from, int to, int64_t bytes)
 {
@@ -271,7 +283,8 @@ static void range_set(struct remat_schedule *schedule, int value, int from, int 
     span_cut(schedule, value, from, to);
     remat_waiting_add(schedule, value, from, last, 1);
   }
-  const int64_t bytes = (int64_t)schedule->problem->values[value].bytes;
+  remat_held_set(schedule, value, from, to, is_held);
+  const int64_t bytes = schedule->in_turn[value].bytes;
   bytes_add(schedule, from, to, is_held ? bytes : -bytes);
 }
 
@@ -286,6 +299,19 @@ static void turn_queue(struct remat_schedule *schedule, int turn)
     schedule->status = -ENOMEM;
 }
 
+/*
+ * True if the op of @turn reads or makes @value. Then the value is there up to the end of the turn in any case, and the
+ * turn does not depend on the boundary after it.
+ */
+static bool is_of_op(const struct remat_problem *problem, int value, int turn)
+{
+  const struct remat_op *op = &problem->ops[turn];
+  for (int i = 0; i < op->n_in; i++)
+    if (problem->edges[op->first_in + i].value == value)
+      return true;
+  return problem->values[value].birth == turn;
+}
+
 /* Change the range, journal it, and queue the turns that depend on it. */
 static void range_change(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
 {
@@ -296,7 +322,7 @@ static void range_change(struct remat_schedule *schedule, int value, int from, i
   }
   range_set(schedule, value, from, to, is_held);
   const struct remat_holding *holding = &schedule->holdings[value];
-  if (from > 0)
+  if (from > 0 && !is_of_op(schedule->problem, value, from - 1))
     turn_queue(schedule, from - 1);
   turn_queue(schedule, to);
   for (int i = touch_index(holding, from); i < holding->touches.n && holding->touches.items[i].turn < to; i++)
@@ -476,6 +502,13 @@ void remat_release(struct remat_schedule *schedule, int value, int from, int to)
   remat_settle(schedule);
 }
 
+void remat_maker_find(struct remat_schedule *schedule, int value)
+{
+  const struct remat_value *v = &schedule->problem->values[value];
+  bool is_single = v->n_makers == 1 && v->birth >= 0 && schedule->sources[value] == LADE_DEVICE;
+  schedule->in_turn[value].maker = is_single ? v->birth : -1;
+}
+
 /* Replace the source of @value, without what follows. */
 static void source_put(struct remat_schedule *schedule, int value, enum lade_space tier)
 {
@@ -483,6 +516,7 @@ static void source_put(struct remat_schedule *schedule, int value, enum lade_spa
   schedule->state = ++schedule->n_states;
   remat_waiting_add(schedule, value, 0, last, -1);
   schedule->sources[value] = (uint8_t)tier;
+  remat_maker_find(schedule, value);
   remat_waiting_add(schedule, value, 0, last, 1);
 }
 

@@ -56,16 +56,20 @@ struct remat_change {
 
 /* A value in the turn under evaluation. The fields after @mark are valid if it is the schedule's. */
 struct remat_value_turn {
+  int64_t bytes;
+  int32_t maker;      /* the op that makes it again; -1: there are several, or it waits on a tier */
+  int32_t last_place; /* within emit.c: of its last use */
   int64_t mark;
-  int32_t last_place;     /* of its last use within the turn */
   bool is_held, is_held_after; /* at the boundaries before and after the turn */
-  bool is_present;        /* on the device, at a place within the turn */
+  bool is_used;       /* at a place behind the one that is counted */
 };
 
 struct remat_schedule {
   const struct remat_problem *problem; /* borrowed */
   struct remat_turn *turns;            /* n_ops + 1 */
   struct remat_holding *holdings;      /* by value */
+  uint64_t *held;      /* by value: n_held_words bits, one for each boundary at which it is held; NULL: a long graph */
+  int n_held_words;
   struct turn_bytes bytes;             /* n_ops + 1; without the problem's fixed bytes */
   int64_t redo_ns;                     /* of all turns */
   int n_redos;                         /* and gets */
@@ -125,6 +129,9 @@ int remat_schedule_load(struct remat_schedule *schedule, const struct remat_prob
                         const struct remat_choices *choices);
 void remat_choices_free(struct remat_choices *choices);
 
+/* Find the peak of the schedule saved in @choices, fixed bytes included; see remat_schedule_load. -ENOMEM. */
+int remat_choices_peak(const struct remat_problem *problem, const struct remat_choices *choices, uint64_t *ret_bytes);
+
 /*
  * Return the span of a value that is held from its birth to its last use; from > to: it has none. A given one of
  * another tier is held from its first use.
@@ -153,9 +160,14 @@ static inline int remat_span_from(const struct remat_holding *holding, int bound
   return lo;
 }
 
-/* True if @value is held at @boundary. */
+/* True if @value is held at @boundary: at none before the step or behind it. */
 static inline bool remat_is_held(const struct remat_schedule *schedule, int value, int boundary)
 {
+  if (schedule->held) {
+    const unsigned word = (unsigned)boundary / 64;
+    return word < (unsigned)schedule->n_held_words &&
+           schedule->held[(size_t)value * (size_t)schedule->n_held_words + word] >> boundary % 64 & 1;
+  }
   const struct remat_holding *holding = &schedule->holdings[value];
   const int i = remat_span_from(holding, boundary);
   return i < holding->spans.n && boundary >= holding->spans.items[i].from;
@@ -249,6 +261,12 @@ static inline double remat_over(const struct remat_schedule *schedule)
 bool remat_schedule_is_valid(const struct remat_schedule *schedule);
 
 /* ---- within schedule*.c ---- */
+
+/* Set the bits of @value at boundaries from .. to, if there are bits. */
+void remat_held_set(struct remat_schedule *schedule, int value, int from, int to, bool is_held);
+
+/* Find the maker of @value that a turn calls for, after its source has changed. */
+void remat_maker_find(struct remat_schedule *schedule, int value);
 
 /*
  * Let @value, if it has a tier, wait there at those of the boundaries from .. to at which it is not held; @sign -1:

@@ -14,6 +14,7 @@
 
 #include "recompute/graph/schedule.h"
 
+#define HELD_OPS_MAX 2048 /* the bits of 4,000 values are then a MiB */
 #define PRICED_ROUNDING 1e-6 /* relative error of many additions in double precision */
 
 static int arrays_allocate(struct remat_schedule *schedule)
@@ -25,7 +26,10 @@ static int arrays_allocate(struct remat_schedule *schedule)
   schedule->op_mark = calloc(n_turns + n_values, sizeof(*schedule->op_mark));
   schedule->sources = calloc(n_values, sizeof(*schedule->sources));
   schedule->in_turn = calloc(n_values, sizeof(*schedule->in_turn));
-  bool is_whole = schedule->turns && schedule->holdings && schedule->is_queued &&
+  schedule->n_held_words = schedule->problem->n_ops / 64 + 1; /* boundaries 0 .. n_ops */
+  bool has_bits = schedule->problem->n_ops <= HELD_OPS_MAX;
+  schedule->held = has_bits ? calloc(n_values, (size_t)schedule->n_held_words * sizeof(*schedule->held)) : NULL;
+  bool is_whole = (schedule->held || !has_bits) && schedule->turns && schedule->holdings && schedule->is_queued &&
                   schedule->op_mark && schedule->in_turn && schedule->sources;
   int status = is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)(n_turns + n_values)) : -ENOMEM;
   for (int tier = 0; tier < LADE_N_SPACES && !status; tier++)
@@ -39,6 +43,7 @@ static int span_append(struct remat_schedule *schedule, int value, struct remat_
       (span.from > 0 && !LADE_PUSH(&schedule->turns[span.from - 1].starts, value)))
     return -ENOMEM;
   turn_bytes_add(&schedule->bytes, span.from, span.to, (int64_t)schedule->problem->values[value].bytes);
+  remat_held_set(schedule, value, span.from, span.to, true);
   return 0;
 }
 
@@ -121,6 +126,10 @@ static int sources_make(struct remat_schedule *schedule, const struct remat_wait
   }
   for (int i = 0; i < n_waiting; i++)
     schedule->sources[waiting[i].value] = (uint8_t)waiting[i].tier;
+  for (int v = 0; v < problem->n_values; v++) {
+    schedule->in_turn[v].bytes = (int64_t)problem->values[v].bytes;
+    remat_maker_find(schedule, v);
+  }
   return status;
 }
 
@@ -134,16 +143,22 @@ static void waiting_make(struct remat_schedule *schedule)
   }
 }
 
+/* The decisions of which a schedule is made. */
+struct schedule_parts {
+  const struct remat_choice *choices; /* NULL: every value is held */
+  const struct remat_waiting *waiting;
+  int n_choices, n_waiting;
+};
+
 static int schedule_make(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
-                         const struct remat_choice *choices, int n_choices, const struct remat_waiting *waiting,
-                         int n_waiting)
+                         const struct schedule_parts *parts)
 {
   *schedule = (struct remat_schedule){.problem = problem, .redo_max_ns = INT64_MAX};
   int status = arrays_allocate(schedule);
   if (!status)
-    status = sources_make(schedule, waiting, n_waiting);
+    status = sources_make(schedule, parts->waiting, parts->n_waiting);
   if (!status)
-    status = spans_make(schedule, choices, n_choices);
+    status = spans_make(schedule, parts->choices, parts->n_choices);
   for (int t = 0; t <= problem->n_ops && !status; t++)
     status = turn_make(schedule, t);
   if (status) {
@@ -160,15 +175,30 @@ static int schedule_make(struct remat_schedule *schedule, const struct remat_pro
 int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choice *choices, int n_choices)
 {
-  return schedule_make(schedule, problem, limit_bytes, choices, n_choices, NULL, 0);
+  const struct schedule_parts parts = {.choices = choices, .n_choices = n_choices};
+  return schedule_make(schedule, problem, limit_bytes, &parts);
 }
 
 int remat_schedule_load(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choices *choices)
 {
-  const int n_waiting = choices->is_saved ? choices->waiting.n : 0;
-  return schedule_make(schedule, problem, limit_bytes, remat_choices_get(choices), choices->list.n,
-                       choices->waiting.items, n_waiting);
+  const struct schedule_parts parts = {.choices = remat_choices_get(choices), .n_choices = choices->list.n,
+                                       .waiting = choices->waiting.items,
+                                       .n_waiting = choices->is_saved ? choices->waiting.n : 0};
+  return schedule_make(schedule, problem, limit_bytes, &parts);
+}
+
+int remat_choices_peak(const struct remat_problem *problem, const struct remat_choices *choices, uint64_t *ret_bytes)
+{
+  struct remat_schedule schedule;
+  int status = remat_schedule_load(&schedule, problem, UINT64_MAX, choices);
+  if (status)
+    return status;
+  int64_t bytes;
+  turn_bytes_peak(&schedule.bytes, &bytes);
+  *ret_bytes = (uint64_t)bytes + problem->fixed_bytes;
+  remat_schedule_finish(&schedule);
+  return 0;
 }
 
 /* Return the bytes of all turns at @prices. */
@@ -205,6 +235,7 @@ void remat_schedule_finish(struct remat_schedule *schedule)
   }
   free(schedule->turns);
   free(schedule->holdings);
+  free(schedule->held);
   turn_bytes_finish(&schedule->bytes);
   for (int tier = 0; tier < LADE_N_SPACES; tier++)
     turn_bytes_finish(&schedule->waiting[tier]);
@@ -289,6 +320,8 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule)
                  turn_bytes_get(&fresh.waiting[LADE_STORE], t) == turn_bytes_get(&schedule->waiting[LADE_STORE], t);
     for (int v = 0; v < problem->n_values && is_valid; v++)
       is_valid = holdings_are_equal(&fresh.holdings[v], &schedule->holdings[v]);
+    const size_t held_bytes = (size_t)problem->n_values * (size_t)schedule->n_held_words * sizeof(*schedule->held);
+    is_valid = is_valid && (!schedule->held || !memcmp(fresh.held, schedule->held, held_bytes));
     remat_schedule_finish(&fresh);
   }
   remat_choices_free(&choices);

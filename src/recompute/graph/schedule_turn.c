@@ -7,6 +7,9 @@
  * Redos run in ascending order, so that an op that is called for by several runs once. A value with several makers is
  * made again by all that ran before this turn, so that each finds the version of its first run.
  *
+ * Bytes are counted from the end of the turn back to its beginning: the first place at which a value is met is that of
+ * its last use. So one pass over the row finds live ranges and the peak.
+ *
  * O(uses of the ops that run).
  */
 #include <errno.h>
@@ -15,23 +18,23 @@
 
 #define ROW_LONG 48 /* redos up to which insertion is faster */
 
-/* Return @value in @turn, and find out where it is held when it is met for the first time. */
-static struct remat_value_turn *value_see(struct remat_schedule *schedule, int value, int turn)
+/* Find out where @value, which is met in @turn for the first time, is held. */
+static void value_meet(struct remat_schedule *schedule, int value, int turn)
 {
   struct remat_value_turn *seen = &schedule->in_turn[value];
-  if (seen->mark == schedule->mark)
-    return seen;
-  const struct remat_holding *holding = &schedule->holdings[value];
-  *seen = (struct remat_value_turn){.mark = schedule->mark};
-  const int i = remat_span_from(holding, turn);
-  if (i < holding->spans.n) {
-    const struct remat_span *span = &holding->spans.items[i];
-    seen->is_held = span->from <= turn;
-    seen->is_held_after = span->from <= turn + 1 && span->to > turn; /* spans do not touch each other */
-  }
-  if (turn == schedule->problem->n_ops)
-    seen->is_held_after = schedule->problem->values[value].last_use == turn;
-  seen->is_present = seen->is_held;
+  seen->mark = schedule->mark;
+  seen->is_used = false;
+  seen->is_held = remat_is_held(schedule, value, turn);
+  seen->is_held_after = turn < schedule->problem->n_ops ? remat_is_held(schedule, value, turn + 1)
+                                                        : schedule->problem->values[value].last_use == turn;
+}
+
+/* Return @value in @turn. */
+static inline struct remat_value_turn *value_see(struct remat_schedule *schedule, int value, int turn)
+{
+  struct remat_value_turn *seen = &schedule->in_turn[value];
+  if (seen->mark != schedule->mark)
+    value_meet(schedule, value, turn);
   return seen;
 }
 
@@ -61,19 +64,29 @@ static void makers_call(struct remat_schedule *schedule, int value, int turn)
     op_call(schedule, problem->makers[v->first_maker + i]);
 }
 
+/* Call for the makers of a value that has several, or waits on a tier, if the version of @edge is not held at @turn. */
+static void version_call(struct remat_schedule *schedule, const struct remat_edge *edge, int turn)
+{
+  const struct remat_problem *problem = schedule->problem;
+  bool is_old = problem->values[edge->value].n_makers > 1 && !remat_is_given(problem, edge->value) &&
+                edge->version < remat_makers_before(problem, edge->value, turn);
+  if (is_old && schedule->sources[edge->value] != LADE_DEVICE)
+    schedule->is_broken = true; /* the tier has the new version */
+  if (is_old || !value_see(schedule, edge->value, turn)->is_held)
+    makers_call(schedule, edge->value, turn);
+}
+
 /* Call for what @op reads and lacks at @turn; for the first run of the turn's own op, and for a redo. */
 static void inputs_call(struct remat_schedule *schedule, int op, int turn)
 {
-  const struct remat_problem *problem = schedule->problem;
-  const struct remat_op *o = &problem->ops[op];
+  const struct remat_op *o = &schedule->problem->ops[op];
+  const struct remat_edge *edges = &schedule->problem->edges[o->first_in];
   for (int i = 0; i < o->n_in; i++) {
-    const struct remat_edge *edge = &problem->edges[o->first_in + i];
-    bool is_old = problem->values[edge->value].n_makers > 1 && !remat_is_given(problem, edge->value) &&
-                  edge->version < remat_makers_before(problem, edge->value, turn);
-    if (is_old && schedule->sources[edge->value] != LADE_DEVICE)
-      schedule->is_broken = true; /* the tier has the new version */
-    if (is_old || !value_see(schedule, edge->value, turn)->is_held)
-      makers_call(schedule, edge->value, turn);
+    const struct remat_value_turn *seen = &schedule->in_turn[edges[i].value];
+    if (seen->maker < 0)
+      version_call(schedule, &edges[i], turn);
+    else if (!value_see(schedule, edges[i].value, turn)->is_held)
+      op_call(schedule, seen->maker);
   }
 }
 
@@ -101,7 +114,7 @@ static void starts_call(struct remat_schedule *schedule, int turn)
       makers_call(schedule, t->starts.items[i], turn);
   }
   for (int i = 0; i < problem->n_lasting && turn == problem->n_ops; i++) {
-    if (!remat_is_held(schedule, problem->lasting[i], turn))
+    if (!value_see(schedule, problem->lasting[i], turn)->is_held)
       makers_call(schedule, problem->lasting[i], turn);
   }
 }
@@ -138,7 +151,7 @@ static void row_sort(struct remat_schedule *schedule)
   }
 }
 
-/* Make schedule->row. Return false if an op of it cannot run again here, or if all redos would take too long. */
+/* List the redos of @turn in schedule->row. Return false if one cannot run again here, or if all take too long. */
 static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
 {
   const struct remat_problem *problem = schedule->problem;
@@ -163,37 +176,44 @@ static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
   return !schedule->is_broken;
 }
 
-/* Note at which place of the turn each value is used last, and count the op's edges as work. */
-static void places_note(struct remat_schedule *schedule, int op, int place, int turn)
+/* True if @op is the first one of the turn that makes @value, which is not held before it. */
+static bool is_first_maker(const struct remat_schedule *schedule, int value, int op)
 {
   const struct remat_problem *problem = schedule->problem;
-  const struct remat_op *o = &problem->ops[op];
-  for (int i = 0; i < o->n_in + o->n_out; i++) /* outputs follow inputs */
-    value_see(schedule, problem->edges[o->first_in + i].value, turn)->last_place = place;
-  schedule->work += o->n_in + o->n_out;
+  const struct remat_value *v = &problem->values[value];
+  if (schedule->in_turn[value].maker == op || op >= problem->n_ops)
+    return true;
+  if (schedule->op_mark[remat_get_op(problem, value)] == schedule->mark)
+    return false;
+  for (int i = 0; i < v->n_makers && problem->makers[v->first_maker + i] < op; i++)
+    if (schedule->op_mark[problem->makers[v->first_maker + i]] == schedule->mark)
+      return false;
+  return true;
 }
 
-/* Run @op at @place of the turn: return the most bytes while it runs, and change the @live ones. */
-static int64_t op_run(struct remat_schedule *schedule, int op, int place, int64_t *live)
+/*
+ * Go back over @op: *@bytes are those of values that were made or held up to here and go before the end of the turn,
+ * less those behind. Return them while the op runs, and count the op's edges as work.
+ */
+static int64_t op_pass(struct remat_schedule *schedule, int op, int turn, int64_t *bytes)
 {
   const struct remat_problem *problem = schedule->problem;
   const struct remat_op *o = &problem->ops[op];
-  for (int i = 0; i < o->n_out; i++) {
-    const int value = problem->edges[o->first_out + i].value;
-    struct remat_value_turn *seen = &schedule->in_turn[value];
-    *live += seen->is_present ? 0 : (int64_t)problem->values[value].bytes;
-    seen->is_present = true;
+  const struct remat_edge *edges = &problem->edges[o->first_in];
+  int64_t live = *bytes;
+  for (int i = 0; i < o->n_in + o->n_out; i++) { /* outputs follow inputs */
+    struct remat_value_turn *seen = value_see(schedule, edges[i].value, turn);
+    live += seen->is_used || seen->is_held_after ? 0 : seen->bytes; /* its last use */
+    seen->is_used = true;
   }
-  const int64_t max = *live + (int64_t)o->scratch_bytes;
-  for (int i = 0; i < o->n_in + o->n_out; i++) {
-    const int value = problem->edges[o->first_in + i].value;
-    struct remat_value_turn *seen = &schedule->in_turn[value];
-    if (seen->is_present && seen->last_place == place && !seen->is_held_after) {
-      *live -= (int64_t)problem->values[value].bytes;
-      seen->is_present = false;
-    }
+  *bytes = live;
+  for (int i = o->n_in; i < o->n_in + o->n_out; i++) {
+    const struct remat_value_turn *seen = &schedule->in_turn[edges[i].value];
+    if (!seen->is_held && is_first_maker(schedule, edges[i].value, op))
+      *bytes -= seen->bytes;
   }
-  return max;
+  schedule->work += o->n_in + o->n_out;
+  return live + (int64_t)o->scratch_bytes;
 }
 
 struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, int turn)
@@ -203,17 +223,15 @@ struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, in
     schedule->work += schedule->row.n;
     return (struct remat_turn_result){.is_broken = true};
   }
-  const int n = schedule->row.n, has_op = turn < schedule->problem->n_ops;
-  schedule->work += has_op ? 0 : 1 + schedule->problem->n_lasting;
-  for (int place = 0; place < n; place++)
-    places_note(schedule, schedule->row.items[place], place, turn);
-  if (has_op)
-    places_note(schedule, turn, n, turn);
-  int64_t live = 0, max = 0;
-  for (int place = 0; place < n + has_op; place++) {
-    int64_t bytes = op_run(schedule, place < n ? schedule->row.items[place] : turn, place, &live);
-    max = LADE_MAX(max, bytes);
+  int64_t bytes = 0, max = INT64_MIN;
+  if (turn < schedule->problem->n_ops)
+    max = op_pass(schedule, turn, turn, &bytes);
+  else
+    schedule->work += 1 + schedule->problem->n_lasting;
+  for (int place = schedule->row.n - 1; place >= 0; place--) {
+    const int64_t running = op_pass(schedule, schedule->row.items[place], turn, &bytes);
+    max = LADE_MAX(max, running);
   }
-  result.extra_bytes = (uint64_t)max;
+  result.extra_bytes = (uint64_t)LADE_MAX(max - bytes, 0);
   return result;
 }

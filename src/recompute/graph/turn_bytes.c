@@ -70,13 +70,20 @@ static void part_add(struct turn_bytes *turns, int block, int from, int to, int6
   turns->top[block] = top;
 }
 
+/* Return @x, or 0 if it is negative, by operations that vectorise. */
+static inline int64_t positive_part(int64_t x)
+{
+  return x & ~(x >> 63);
+}
+
 /* Add to all turns of some blocks. The loop vectorises. */
 static void blocks_add(struct turn_bytes *turns, int from, int to, int64_t bytes)
 {
-  int64_t *top = turns->top, *added = turns->added, change = 0;
+  int64_t *restrict top = turns->top, *restrict added = turns->added, change = 0;
   const int64_t limit = turns->limit_bytes;
   for (int block = from; block <= to; block++) {
-    change += excess(top[block] + bytes, limit) - excess(top[block], limit);
+    const int64_t before = top[block] - limit;
+    change += positive_part(before + bytes) - positive_part(before);
     top[block] += bytes;
     added[block] += bytes;
   }

@@ -19,39 +19,9 @@
 #include "recompute/graph/emit.h"
 #include "recompute/graph/search/search_state.h"
 #include "tests/support/heap/allocations.h"
-#include "tests/support/graph/random_graph.h"
+#include "tests/unit/recompute/remat_fixture.h"
 
-enum { GRAPHS = 200, CHANGES = 120 };
-
-/* A schedule of a drawn graph, and the objects that it borrows. */
-struct bench_schedule {
-  lade_graph *graph;
-  struct remat_problem problem;
-  struct remat_schedule schedule;
-  struct random_draw draw;
-  bool has_sources; /* made values may wait on tiers */
-};
-
-static void bench_open(struct bench_schedule *bench, uint64_t seed)
-{
-  const struct random_graph_params params = {.seed = seed, .n_layers = 2 + (int)(seed % 19), .is_soup = seed % 3 == 0,
-                                             .is_written_once = seed % 4 == 1, .has_tiers = seed % 7 == 5};
-  const enum lade_space tier = seed % 3 == 1 ? LADE_HOST : LADE_DEVICE;
-  *bench = (struct bench_schedule){.graph = random_graph_make(&params), .draw = {seed + 1000},
-                                  .has_sources = seed % 2};
-  assert_int_equal(remat_problem_init(&bench->problem, bench->graph, tier), 0);
-  assert_int_equal(remat_schedule_init(&bench->schedule, &bench->problem, UINT64_MAX, NULL, 0), 0);
-  int64_t peak_bytes;
-  turn_bytes_peak(&bench->schedule.bytes, &peak_bytes);
-  turn_bytes_limit(&bench->schedule.bytes, peak_bytes * (30 + random_draw_below(&bench->draw, 70)) / 100);
-}
-
-static void bench_close(struct bench_schedule *bench)
-{
-  remat_schedule_finish(&bench->schedule);
-  remat_problem_finish(&bench->problem);
-  lade_graph_destroy(bench->graph);
-}
+enum { CHANGES = 120 };
 
 /* ---- totals ---- */
 
@@ -582,68 +552,6 @@ static void the_work_of_a_turn_is_the_edges_of_its_ops(void **state)
   assert_true(n_redos > GRAPHS);
 }
 
-/* True if @turn makes all @values of a row again, and they are held from there up to @use at least. */
-static bool row_is_made_at(const struct remat_schedule *schedule, const int32_t *values, int n, int turn, int use)
-{
-  for (int i = 0; i < n; i++) {
-    if (!remat_is_redone_at(schedule, values[i], turn) || !remat_is_held(schedule, values[i], turn + 1))
-      return false;
-    for (int boundary = turn + 1; boundary <= use; boundary++)
-      if (!remat_is_held(schedule, values[i], boundary))
-        return false;
-  }
-  return true;
-}
-
-/*
- * Let the first use of the row of @turn make it again, and then @turn, as before. Return true if all is back. It is not
- * where @turn has no row, where the use needs a value for its redos alone, or where an input of the redos was released.
- */
-static bool row_moves_there_and_back(struct bench_schedule *bench, int turn)
-{
-  struct remat_schedule *schedule = &bench->schedule;
-  const struct remat_span all = {-1, bench->problem.n_ops};
-  const struct remat_turn *t = &schedule->turns[turn];
-  const int use = remat_row_use(schedule, turn, all);
-  int32_t values[64];
-  int n = 0;
-  for (int i = 0; i < t->starts.n && n < 64; i++)
-    if (remat_is_redone_at(schedule, t->starts.items[i], turn))
-      values[n++] = t->starts.items[i];
-  assert_int_equal(n > 0, use != INT32_MAX);
-  if (!n)
-    return false;
-  assert_true(row_is_made_at(schedule, values, n, turn, use));
-  assert_true(remat_row_shift(schedule, turn, use, all));
-  if (schedule->is_broken)
-    return false;
-  assert_true(remat_schedule_is_valid(schedule));
-  for (int i = 0; i < n; i++)
-    assert_true(remat_is_redone_at(schedule, values[i], use) && !remat_is_held(schedule, values[i], turn + 1));
-  if (!remat_row_shift(schedule, use, turn, all) || schedule->is_broken)
-    return false;
-  assert_true(remat_schedule_is_valid(schedule));
-  return row_is_made_at(schedule, values, n, turn, use);
-}
-
-static void a_row_of_redos_moves_to_its_first_use_and_back_at_once(void **state)
-{
-  int n_moved = 0;
-  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
-    struct bench_schedule bench;
-    bench_open(&bench, seed);
-    const struct remat_descent_params params = {.deadline_ns = INT64_MAX, .effort = 1};
-    assert_true(remat_descend(&bench.schedule, &params) >= 0);
-    for (int turn = 0; turn <= bench.problem.n_ops; turn++) {
-      n_moved += row_moves_there_and_back(&bench, turn);
-      remat_rollback(&bench.schedule);
-      assert_true(remat_schedule_is_valid(&bench.schedule));
-    }
-    bench_close(&bench);
-  }
-  assert_true(n_moved > 100);
-}
-
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -658,7 +566,6 @@ int main(void)
       cmocka_unit_test(a_recombination_without_memory_leaves_the_schedule),
       cmocka_unit_test(spans_are_found_as_one_by_one),
       cmocka_unit_test(the_work_of_a_turn_is_the_edges_of_its_ops),
-      cmocka_unit_test(a_row_of_redos_moves_to_its_first_use_and_back_at_once),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
