@@ -409,6 +409,8 @@ class Step:
         for change in captured.changes:
             change.put(bound, leaves, made)
         flags.put(captured.flags)
+        for i in captured.wanting:
+            leaves[i].requires_grad_()
         for own, hooks in captured.hooks:
             own.update(hooks)
 
