@@ -309,6 +309,17 @@ def refusals():
         set_default_dtype(torch.float32)
         return updated(loss_of(x + noise, y), optimizer)
 
+    def deterministic_in_part(x, y):
+        torch.use_deterministic_algorithms(True)
+        loss = loss_of(x, y)
+        torch.use_deterministic_algorithms(False)
+        return updated(loss, optimizer)
+
+    def of_other_precision(x, y):
+        loss = updated(loss_of(x, y), optimizer)
+        torch.set_float32_matmul_precision("medium")
+        return loss
+
     def buffer_wants_gradient(x, y):
         model.extra.requires_grad_()
         return updated(F.cross_entropy(model(x) + model.extra, y), optimizer)
@@ -328,6 +339,7 @@ def refusals():
         return loss_of(x, y)
     cases = [
         (of_other_dtype, "default dtype"), (of_other_dtype_by_name, "default dtype"),
+        (deterministic_in_part, "deterministic"), (of_other_precision, "precision"),
         (buffer_wants_gradient, "a gradient in the buffer extra"), (leaves_a_hook, "a hook of the parameter 0.bias"),
         (counted(model, optimizer, places), "places['n']"),
         (lambda x, y: places["nested"]["losses"].append(updated(loss_of(x, y), optimizer)), "len(places['nested']['losses'])"),
@@ -348,6 +360,7 @@ def refusals():
         refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*batches()[0]), *words)
         assert lade.torch.digest(model, optimizer) == before and torch.equal(torch.get_rng_state(), drawn), words
         assert places == held, (words, places)
+        assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "highest", words
 
     def failing(x, y):
         torch.default_generator.manual_seed(3)

@@ -622,6 +622,7 @@ class _Body:
             self.result.out_leaves, self.result.out_spec = pytree.tree_flatten(())
             self.result.n_out = self.result.n_tensors = 0
             return []
+        self.watch.check_settings()
         if self.watch.branches.refusal is not None:
             raise self.watch.branches.refusal
         self._refuse_data(given.values(), storages)
@@ -757,7 +758,6 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     finally:
         if body.flags is not None:
             body.flags.restore()
-        torch.set_default_dtype(watch.dtype)
         places.restore()
         watch.restore()
         for t in fakes.own.values():
