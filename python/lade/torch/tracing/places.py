@@ -107,6 +107,10 @@ class Place:
         self.put(pytree.tree_unflatten([next(results) if leaf is torch.Tensor else leaf for leaf in self.leaves],
                                        self.spec))
 
+    def forget(self):
+        """Drop the value from before the capture, whose memory no other tensor may share where it waits on a tier."""
+        self.before = self.before if self.is_plain else None
+
     def tensors(self):
         """Return the tensors that are there now."""
         return _tensors(self.get())

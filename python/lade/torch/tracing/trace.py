@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import linecache
 import operator
 import os
 import sys
@@ -248,8 +249,14 @@ def user_line(fault):
 
 def calling_line():
     """Return "file:line: source" of the user's frame that called the package, or None."""
-    frames = [f for f in traceback.extract_stack() if not _is_inner(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
+    frame = sys._getframe(1)
+    while frame is not None and _is_inner(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    linecache.lazycache(file, frame.f_globals)
+    return f"{file}:{number}: {linecache.getline(file, number).strip()}"
 
 
 def line_of(fn):
@@ -782,6 +789,8 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     result.read_of_batch = fakes.read.pop(None)
     result.reads = Reads(fn, given.modules, leaves, watch.codes, [*known, *result.places], fakes.read)
     _refuse_held(result.reads, places, fakes.own)
+    for place in result.places:
+        place.forget()
     result.branches, result.branch_lines = tuple(branches.answers), branches.lines
     result.found = result.branches[:branches.n_found]
     return result
