@@ -6,11 +6,13 @@ Usage: python_state.py LIBLADE
 """
 import _thread
 import collections
+import contextvars
 import copy
 import dataclasses
 import enum
 import functools
 import itertools
+import os
 import sys
 import threading
 import time
@@ -594,6 +596,10 @@ class Phase(enum.Enum):
 
 class Slotted:
     __slots__ = ("n",)
+    rate = 1
+
+
+CHOICE = contextvars.ContextVar("choice", default=0)
 
 
 def first_layer(model):
@@ -663,18 +669,23 @@ def objects_that_a_step_exchanges():
 
 
 def contents_that_a_step_changes():
-    """Sets, arrays, bytes and slots decide nothing of a plan, so changes by the step are refused; the capture brings them back."""
+    """Sets, arrays, slots, classes, functions and the environment: numbers that the step changes there are refused and put back."""
     model, optimizer = net()
     slotted, names, numbers, flags = Slotted(), {"a"}, __import__("numpy").zeros(2), bytearray(2)
-    slotted.n = 0
+    slotted.n, first_layer.n = 0, 1
     changes = [(lambda: setattr(slotted, "n", 1), "Slotted"), (lambda: names.add("b"), "the set names"),
-               (lambda: numbers.fill(1), "the ndarray numbers"), (lambda: flags.__setitem__(0, 1), "the bytearray flags")]
+               (lambda: setattr(Slotted, "rate", Slotted.rate + 1), "Slotted.rate"),
+               (lambda: setattr(first_layer, "n", first_layer.n + 1), "first_layer.n"),
+               (lambda: CHOICE.set(1), "the variable choice"), (lambda: os.environ.update(LADE_TEST_CHOICE="1"), "LADE_TEST_CHOICE"),
+               (lambda kept=[0]: kept.__setitem__(0, kept[0] + 1), "a default of <lambda>[0]"), (lambda: numbers.fill(1), "the ndarray numbers"),
+               (lambda: flags.__setitem__(0, 1), "the bytearray flags")]
     for change, word in changes:
         def train(x, y):
             change()
-            return updated(F.cross_entropy(model(x), y), optimizer) + slotted.n + len(names) + flags[0] + float(numbers[0])
+            return updated(F.cross_entropy(model(x), y), optimizer) + slotted.n + len(names) + flags[0] + numbers[0] * first_layer.n
         refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*batches()[0]), word, "python_state.py")
         assert (slotted.n, names, numbers.tolist(), bytes(flags)) == (0, {"a"}, [0, 0], bytes(2)), word
+        assert (Slotted.rate, first_layer.n, CHOICE.get(), os.environ.get("LADE_TEST_CHOICE")) == (1, 1, 0, None), word
 
 
 def arguments_and_autograd_are_left_as_eager_leaves_them():

@@ -31,6 +31,7 @@ _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multip
             "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
 ENTRIES_MAX = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
 _VISITED_MAX = 200_000  # containers
+_STDLIB_NAMES = sys.stdlib_module_names - {"__main__"}
 _MADE_MAX = 2_000       # objects within one that a step makes
 LISTS = (list, collections.deque)
 _SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
@@ -56,6 +57,8 @@ def _set(container, key, value):
             del container.cell_contents
         else:
             container.cell_contents = value
+    elif isinstance(container, type):
+        setattr(container, key, value) if value is not ABSENT else delattr(container, key)
     elif value is ABSENT:
         container.pop(key, None)
     else:
@@ -180,6 +183,8 @@ class Places:
         pass
 
     def _visit(self, name, thing):
+        if isinstance(thing, type):
+            self._class(name, thing)
         if thing is None or isinstance(thing, (*_PLAIN, *_SKIPPED)):
             return
         state = _state(thing)
@@ -193,6 +198,7 @@ class Places:
             self._hold(name, thing)
         elif contents_of(thing) is not None:
             self.contents.append((name, thing, contents_of(thing)))
+            self._queue.append((type(thing).__name__, type(thing)))
         elif isinstance(thing, tuple):
             self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MAX])]
         elif isinstance(thing, functools.partial):
@@ -205,6 +211,15 @@ class Places:
             self._cell(name, thing)
         elif not is_foreign(type(thing).__module__) and type(getattr(thing, "__dict__", None)) is dict:
             self._hold(name + ".", thing.__dict__)
+            self._queue.append((type(thing).__name__, type(thing)))
+
+    def _class(self, name, kind):
+        """Hold the attributes of a class that is neither of Python's library nor of a foreign package, and of its bases."""
+        for base in kind.__mro__:
+            if not is_foreign(base.__module__) and base.__module__ not in _STDLIB_NAMES and id(base) not in self.held:
+                own = {key: value for key, value in list(vars(base).items()) if not key.startswith(("__", "_abc_"))}
+                self.held[id(base)] = f"{base.__name__}.", base, own
+                self._queue += [(f"{base.__name__}.{key}", value) for key, value in own.items() if not callable(value)]
 
     def _module(self, module):
         if isinstance(module, torch.jit.ScriptModule):
@@ -222,6 +237,7 @@ class Places:
                 self._queue += [(f"a hook of {kind}{key}", hook) for hook in hooks_of(tensor)]
         self._queue += [(kind + key, own[key]) for key in own if key.endswith("_hooks") and own[key]]
         self._queue += [(type(other).__name__, other) for other in module._modules.values() if other is not None]
+        self._queue.append((type(module).__name__, type(module)))
         forward = getattr(type(module), "forward", None)
         if isinstance(forward, types.FunctionType) and forward.__globals__ is self.globals:
             self._queue.append((kind + "forward", forward))
@@ -237,6 +253,9 @@ class Places:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             self._queue.append((name, cell))
+        if function.__dict__:
+            self._hold(f"{function.__name__}.", function.__dict__)
+        self._queue += [(f"a default of {function.__name__}", one) for one in (function.__defaults__, function.__kwdefaults__) if one]
         if self.globals is None:
             self.globals = function.__globals__
         if function.__globals__ is not self.globals:
@@ -311,6 +330,9 @@ class Places:
             elif isinstance(before, int):
                 if len(container) != before:
                     refuse_change(f"len({name})")
+            elif isinstance(container, type):
+                for key, value in before.items():
+                    found += self._compared(f"{name}{key}", container, key, value, fakes)
             elif isinstance(container, dict):
                 is_all = container is not self.globals
                 for key in {**before, **(container if is_all else {})}:
@@ -367,6 +389,9 @@ class Places:
                     _set(container, None, before)
             elif isinstance(before, int):
                 continue
+            elif isinstance(container, type):
+                for key in [key for key, value in before.items() if entry_of(container, key) is not value]:
+                    _set(container, key, before[key])
             elif container is self.globals:
                 container.update(before)
             elif isinstance(container, dict):
