@@ -18,6 +18,7 @@ after the capture. A result that is still held after the capture is in a place t
 """
 import collections
 import gc
+import itertools
 import math
 import os
 import sys
@@ -349,8 +350,14 @@ class Watch(TorchDispatchMode):
             self._distinct(func, args, kwargs)
         elif func is _PACK:
             self._packed(func, *args)
+        graph = self.branches.graph
+        last = next(reversed(graph.nodes), None) if graph else None
         try:
             return func(*args, **kwargs)
+        except Exception:  # which the step may take: the call that failed is no op of its graph
+            for node in list(itertools.takewhile(lambda node: node is not last, reversed(graph.nodes if graph else ()))):
+                graph.erase_node(node)
+            raise
         finally:
             self.operands = self.asking = self.mode.next_form = None
 
