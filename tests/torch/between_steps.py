@@ -536,6 +536,10 @@ def old_norms_share_memory_before_the_first_step():
             torch.manual_seed(SEED)
             runs.append([step(torch.randn(8, 64)).item() for _ in range(3)] + [lade.torch.digest(model, optimizer)])
         assert step.last.planned.living and runs[0] == runs[1] == runs[2], (norm.__name__, runs)
+        other = lade.torch.step(train, model, optimizer, "min", **LIVING)  # nothing holds the first weight's memory
+        for step in (other, step, other):
+            step(torch.randn(8, 64))
+        assert other.last.planned.living
 
 
 for case in (programs_change_their_model, what_a_step_reads_changes_between_steps,

@@ -61,6 +61,12 @@ def a_smaller_batch_has_the_bytes_of_a_larger_one():
     assert second["planned_peak_bytes"] <= first["budget_bytes"], (first, second)
     step(torch.randn(2048, 64))
     assert first["budget_bytes"] < step.report()["budget_bytes"] <= 0.7 * step.report()["unconstrained_peak_bytes"] + 1
+    step = lade.torch.step(train, model, optimizer, second["unconstrained_peak_bytes"], audit=False)
+    before = refused(lade.DoesNotFit, lambda: step(torch.randn(1024, 64)))
+    step(torch.randn(4, 64))
+    after = refused(lade.DoesNotFit, lambda: step(torch.randn(1024, 64)), "shapes (1024, 64) have no plan", "shapes (4, 64) have one")
+    assert "(4, 64)" not in str(before) and after.min_budget_bytes == before.min_budget_bytes > second["unconstrained_peak_bytes"]
+    step(torch.randn(4, 64))
 
 
 def reports_have_their_fields():

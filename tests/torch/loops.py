@@ -605,6 +605,17 @@ def a_flag_is_not_known_once_a_view_of_it_is_written():
         assert torch.isfinite(step(SAMPLE)) and memory.sum() == 1
 
 
+def faults_that_a_step_takes_are_no_ops():
+    """A call that fails, because of its operands' shapes, and another in its place."""
+    def fitting(model, x):
+        try:
+            return model(x[:, 1:]).square().mean()
+        except RuntimeError:
+            return model(x).square().mean()
+    same("a fault that the step takes", net(), lambda model: (own := adam(model.parameters()), plain_step(model, own, fitting)),
+         n_steps=3)
+
+
 def losses(model, x):
     d = torch.distributions
     mean, log_variance = model[0](x).chunk(2, -1)
@@ -665,7 +676,7 @@ TESTS = [two_optimizers_step_in_one_step, lades_optimizer_steps_beside_another, 
          a_step_that_fails_behind_statistics_brings_them_back, loops_that_a_computed_value_ends_are_refused,
          audits_of_the_first_rows_take_their_own_branch,
          audits_of_the_first_rows_end_where_these_are_refused, assertions_of_finite_values_take_one_capture,
-         closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written,
+         closures_run_once, a_flag_is_not_known_once_a_view_of_it_is_written, faults_that_a_step_takes_are_no_ops,
          distributions_check_their_arguments, refusals_name_what_torch_calls_it]
 
 if __name__ == "__main__":

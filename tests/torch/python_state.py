@@ -6,10 +6,13 @@ Usage: python_state.py LIBLADE
 """
 import _thread
 import collections
+import contextvars
 import copy
 import dataclasses
+import enum
 import functools
 import itertools
+import os
 import sys
 import threading
 import time
@@ -308,6 +311,17 @@ def refusals():
         set_default_dtype(torch.float32)
         return updated(loss_of(x + noise, y), optimizer)
 
+    def deterministic_in_part(x, y):
+        torch.use_deterministic_algorithms(True)
+        loss = loss_of(x, y)
+        torch.use_deterministic_algorithms(False)
+        return updated(loss, optimizer)
+
+    def of_other_precision(x, y):
+        loss = updated(loss_of(x, y), optimizer)
+        torch.set_float32_matmul_precision("medium")
+        return loss
+
     def buffer_wants_gradient(x, y):
         model.extra.requires_grad_()
         return updated(F.cross_entropy(model(x) + model.extra, y), optimizer)
@@ -327,10 +341,11 @@ def refusals():
         return loss_of(x, y)
     cases = [
         (of_other_dtype, "default dtype"), (of_other_dtype_by_name, "default dtype"),
+        (deterministic_in_part, "deterministic"), (of_other_precision, "precision"),
         (buffer_wants_gradient, "a gradient in the buffer extra"), (leaves_a_hook, "a hook of the parameter 0.bias"),
         (counted(model, optimizer, places), "places['n']"),
         (lambda x, y: places["nested"]["losses"].append(updated(loss_of(x, y), optimizer)), "len(places['nested']['losses'])"),
-        (lambda x, y: places["set"].add(updated(loss_of(x, y), optimizer)), "(set)"),
+        (lambda x, y: places["set"].add(updated(loss_of(x, y), optimizer)), "the set places['set']"),
         (lambda x, y: places["deque"].append(updated(loss_of(x, y), optimizer)), "len(places['deque'])"),
         (lambda x, y: places.update(x=Result(loss_of(x, y))), "Result", "places['x']"),
         (lambda x, y: Result(updated(loss_of(x, y), optimizer)), "return", "Result"),
@@ -346,8 +361,8 @@ def refusals():
     for train, *words in cases:
         refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*batches()[0]), *words)
         assert lade.torch.digest(model, optimizer) == before and torch.equal(torch.get_rng_state(), drawn), words
-        places["set"].clear()
         assert places == held, (words, places)
+        assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "highest", words
 
     def failing(x, y):
         torch.default_generator.manual_seed(3)
@@ -575,6 +590,182 @@ def hooks_of_parameters_reach_optimizers():
     refused(lade.CannotCapture, lambda: step(*batches()[0]), "count[0]")
 
 
+class Phase(enum.Enum):
+    A, B = range(2)
+
+
+class Slotted:
+    __slots__ = ("n",)
+    rate = 1
+
+
+CHOICE = contextvars.ContextVar("choice", default=0)
+
+
+def first_layer(model):
+    return model.layers[0]
+
+
+def second_layer(model):
+    return model.layers[1]
+
+
+def swapping(act, is_between=False):
+    """Return a maker for same_bits: @act(model, own) exchanges what chooses a layer, in the step or between two of them."""
+    def made():
+        model = nn.Module()
+        model.layers, model.extra = nn.ModuleList([nn.Linear(16, 8), nn.Linear(16, 8)]), nn.Dropout(0.5)
+        model.active, model.head = model.layers[0], nn.Linear(8, 5)
+        own = types.SimpleNamespace(active=model.active, order=[0, 1], phase=Phase.A, choice=first_layer, table={"n": (0, 1)})
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def train(x, y):
+            hidden = model.active(x) + 0.5 * own.active(x) + 0.25 * model.layers[own.order[0]](x) + model.layers[0](x).tanh()
+            hidden = hidden * own.choice(model)(x) + model.layers[own.table["n"][0]](x) * (2 if own.phase is Phase.A else 3)
+            loss = updated(F.cross_entropy(model.head(hidden if model.extra is None else model.extra(hidden)), y), optimizer)
+            if not is_between:
+                act(model, own)
+            return loss
+
+        def observe():
+            if is_between:
+                act(model, own)
+            chosen = [model.active is model.layers[0], own.active is model.layers[0], *own.order, own.phase is Phase.A,
+                      own.choice is first_layer, own.table["n"][0], model.extra is None]
+            return [torch.tensor([float(one) for one in chosen])]
+        return train, model, optimizer, observe
+    return named(act.__name__, made)
+
+
+def objects_that_a_step_exchanges():
+    """Modules, members of enumerations, functions and lists of numbers: each choice has a plan, and the next step finds it."""
+    def of_model(model, _own):
+        model.active = model.layers[model.active is model.layers[0]]
+
+    def of_list(model, _own):
+        model.layers[0], model.layers[1] = model.layers[1], model.layers[0]
+
+    def to_none(model, _own):
+        model.extra = None
+
+    def of_object(model, own):
+        own.active = model.layers[own.active is model.layers[0]]
+        own.phase = Phase.B if own.phase is Phase.A else Phase.A
+
+    def of_numbers(_model, own):
+        own.order, own.table = own.order[::-1], {"n": own.table["n"][::-1]}
+
+    def of_functions(_model, own):
+        own.choice = second_layer if own.choice is first_layer else first_layer
+    for act in (of_model, of_list, to_none, of_object, of_numbers, of_functions):
+        same_bits(swapping(act), audit=False)
+    for act in (of_model, of_list):
+        same_bits(swapping(act, is_between=True), audit=False)
+    same_bits(swapping(of_model))
+
+    def activation(model, _own):
+        model.extra = nn.Tanh() if type(model.extra) is not nn.Tanh else nn.Dropout(0.3)
+    same_bits(swapping(activation, is_between=True), audit=False)
+
+
+def contents_that_a_step_changes():
+    """Sets, arrays, slots, classes, functions and the environment: numbers that the step changes there are refused and put back."""
+    model, optimizer = net()
+    slotted, names, numbers, flags = Slotted(), {"a"}, __import__("numpy").zeros(2), bytearray(2)
+    slotted.n, first_layer.n = 0, 1
+    changes = [(lambda: setattr(slotted, "n", 1), "Slotted"), (lambda: names.add("b"), "the set names"),
+               (lambda: setattr(Slotted, "rate", Slotted.rate + 1), "Slotted.rate"),
+               (lambda: setattr(first_layer, "n", first_layer.n + 1), "first_layer.n"),
+               (lambda: CHOICE.set(1), "the variable choice"), (lambda: os.environ.update(LADE_TEST_CHOICE="1"), "LADE_TEST_CHOICE"),
+               (lambda kept=[0]: kept.__setitem__(0, kept[0] + 1), "a default of <lambda>[0]"), (lambda: numbers.fill(1), "the ndarray numbers"),
+               (lambda: flags.__setitem__(0, 1), "the bytearray flags")]
+    for change, word in changes:
+        def train(x, y):
+            change()
+            return updated(F.cross_entropy(model(x), y), optimizer) + slotted.n + len(names) + flags[0] + numbers[0] * first_layer.n
+        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*batches()[0]), word, "python_state.py")
+        assert (slotted.n, names, numbers.tolist(), bytes(flags)) == (0, {"a"}, [0, 0], bytes(2)), word
+        assert (Slotted.rate, first_layer.n, CHOICE.get(), os.environ.get("LADE_TEST_CHOICE")) == (1, 1, 0, None), word
+
+
+def arguments_and_autograd_are_left_as_eager_leaves_them():
+    """An argument that the step lets require a gradient, and the mode of autograd."""
+    for options in ({"audit": False}, {}):
+        runs = []
+        for budget in (None, "100%", "min"):
+            torch.manual_seed(0)
+            model, optimizer = net()
+
+            def train(x, y):
+                with torch.enable_grad():
+                    out = model(x.requires_grad_())
+                    gradient = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(out, y) + gradient.square().mean()
+                    loss.backward(inputs=list(model.parameters()))
+                    optimizer.step()
+                torch.set_grad_enabled(False)
+                return loss.detach()
+            call = train if budget is None else lade.torch.step(train, model, optimizer, budget, **options)
+            seen = []
+            for x, y in batches():
+                seen.append((call(x, y).item(), x.requires_grad, x.grad, torch.is_grad_enabled()))
+            torch.set_grad_enabled(True)
+            runs.append((seen, lade.torch.digest(model, optimizer)))
+        assert runs[0] == runs[1] == runs[2], (options, runs)
+        assert runs[0][0][0][1:] == (True, None, False)
+
+
+def states_of_optimizers_are_not_read():
+    """A capture has no moments to show: reads and writes are refused with the line, also where the step takes faults."""
+    model, optimizer = net()
+
+    def reads(x, y):
+        loss = updated(F.cross_entropy(model(x), y), optimizer)
+        try:
+            return loss + optimizer.state[model[0].weight]["exp_avg"].norm()  # reads
+        except Exception:
+            return loss
+
+    def writes(x, y):
+        optimizer.state[model[0].weight]["old"] = model[0].weight.detach().clone()  # writes
+        return updated(F.cross_entropy(model(x), y), optimizer)
+
+    def counts(x, y):
+        return updated(F.cross_entropy(model(x), y), optimizer) * len(optimizer.state_dict()["state"])  # counts
+    for train in (reads, writes, counts):
+        step = lade.torch.step(train, model, optimizer, "100%", audit=False)
+        refused(lade.CannotCapture, lambda: step(*batches()[0]), "optimizer.state", "between steps", f"# {train.__name__}")
+    assert not optimizer.state
+
+
+def hooks_of_nodes_that_accumulate():
+    """Those of a parameter's node are refused by name, also if they come between steps; a hook of several tensors runs."""
+    def made(mode):
+        def gathered():
+            model, optimizer = net()
+            total = torch.zeros(())
+            norm = (lambda grads: total.add_(sum(g.norm() for g in grads))) if mode == "all" else lambda grad: total.add_(grad.norm())
+            torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), norm, mode=mode)
+            return lambda x, y: updated(F.cross_entropy(model(x), y), optimizer), model, optimizer, lambda: [total]
+        return gathered
+    for mode in ("all", "any"):
+        same_bits(made(mode), audit=False)
+    for kind in ("register_hook", "register_prehook"):
+        model, optimizer = net()
+        step = lade.torch.step(lambda x, y: updated(F.cross_entropy(model(x), y), optimizer), model, optimizer, "100%", audit=False)
+        step(*batches()[0])
+        node = model[3].bias.expand_as(model[3].bias).grad_fn.next_functions[0][0]
+
+        def halved(*_grads):
+            model[3].bias.grad.mul_(0.5)
+        hook, before = getattr(node, kind)(halved), lade.torch.digest(model, optimizer)
+        refused(lade.CannotCapture, lambda: step(*batches()[1]), "AccumulateGrad", "3.bias", "in halved()")
+        assert lade.torch.digest(model, optimizer) == before
+        hook.remove()
+        step(*batches()[1])
+
+
 def views_of_parameters_are_returned():
     """Also by a plan whose parameters live on the host between steps: those stay, and hold their bytes."""
     def viewed():
@@ -601,7 +792,9 @@ def views_of_parameters_are_returned():
 for case in (code_is_noted_in_each_capture, code_of_other_threads_is_not_noted, equal_functions_have_their_own_globals, tensors_in_modules_are_renewed, variables_are_renewed, metrics_are_kept_apart, numbers_that_change_once,
              hooks_are_registered_once, rates_that_the_step_reads, arguments_that_are_parameters, answers_about_arguments,
              caches_without_tensors_are_kept, flags_that_a_step_leaves, hooks_of_frozen_parameters_run,
-             hooks_come_and_go_between_steps, hooks_of_parameters_reach_optimizers,
+             hooks_come_and_go_between_steps, hooks_of_parameters_reach_optimizers, hooks_of_nodes_that_accumulate,
+             objects_that_a_step_exchanges, contents_that_a_step_changes, arguments_and_autograd_are_left_as_eager_leaves_them,
+             states_of_optimizers_are_not_read,
              views_of_parameters_are_returned, refusals):
     case()
     print(case.__name__, flush=True)

@@ -519,6 +519,21 @@ def updates_come_between():
         check("behind updates", GPT(layers=1), batch(), make_train=read_behind_updates, budgets=("70%", "min"), **options)
 
 
+def conjugated_operands_are_copied():
+    """Products of complex matrices copy an operand whose elements a view conjugates: scratch of the backward."""
+    def train_of(model, optimizer):
+        def train(x):
+            loss = model(x).abs().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        return train
+    model = nn.Sequential(nn.Linear(8, 16, dtype=torch.cfloat), nn.Linear(16, 4, dtype=torch.cfloat))
+    check("complex", model, (torch.randn(4, 8, dtype=torch.cfloat),), make_train=train_of,
+          make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
 def writes_through_pointers_are_seen():
     """Autograd refuses a backward over a parameter that lade.torch.AdamW has written since its forward."""
     param = nn.Parameter(torch.ones(64))
@@ -672,6 +687,6 @@ for case in (dropout_redraws, checkpoint_inside, tied_weights, batch_norm_writes
              hooks_of_parameters, tensors_of_no_model, updates_come_between, updates_in_a_row_are_one_call,
              scratch_by_values_counts_the_largest, gradients_of_bags_count_the_largest,
              attributes_of_an_optimizer_are_its_own, dtypes_are_those_of_kernels,
-             writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
+             conjugated_operands_are_copied, writes_through_pointers_are_seen, alignment_is_part_of_a_plan, refusals):
     if not sys.argv[2:] or case.__name__ in sys.argv[2:]:
         case()

@@ -151,7 +151,7 @@ class Audit:
         leaves, form = forms.flatten(before.arguments)
         found["containers of the arguments"] = repr(form)
         found.update((f"argument {i} after the step", _value(leaf)) for i, leaf in enumerate(leaves))
-        found.update((f"{name} {i}", value) for i, (_, name, value) in enumerate(flags.present(before.given, ready.planned.trace.flags)))
+        found.update((f"{name} {i}", value) for i, (_, name, value) in enumerate(before.flags_now()))
         names = "generator", "Python's generator", "NumPy's generator"
         found.update(zip(names, map(pickle.dumps, generators.states_of_step(step.device))))
         return found
@@ -206,9 +206,13 @@ class Snapshot:
         self.places = [(place, place.get(), [(t, _once(t).clone()) for t in place.tensors()])
                        for place in ready.planned.trace.places]
         self.hooks = ready.planned.trace.hooks
-        self.flags = flags.present(self.given, ready.planned.trace.flags)
+        self.changed = ready.planned.trace.flags
+        self.flags = self.flags_now()
         self.schedulers = [(one, copy.deepcopy(one.state_dict())) for one, _, _ in ready.planned.trace.late]
         self.generators = generators.states_of_step(step.device)
+
+    def flags_now(self):
+        return flags.present(self.given, self.changed, [t for kind, _, t in self.inputs if kind == "argument"])
 
     def restore(self):
         for kept in self.own:

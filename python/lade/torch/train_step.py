@@ -43,6 +43,7 @@ BACK_MAX = 8           # new beginnings of one call that know no more answers th
 CAPTURES_MAX = 8       # of one step, each with more strides known
 FORMS_MAX = 256        # of arguments and of what the step reads, each with plans of its own
 FEW_MAX = 4            # forms of lists, dicts and objects, before the user is told
+_SHAPES_MAX = 4        # of arguments, in a message
 VALUES_MAX = 3         # of a number that the step reads in Python, before the user is told
 
 
@@ -77,6 +78,7 @@ class Step:
         self.limits, self.audit = limits, audit
         self.ready, self.is_told = {}, False  # key of a plan (_key) -> Plans
         self.last, self.broken, self.given = None, None, None
+        self.accepted = None  # the shapes of the last arguments that had a plan made, as a text
         self.pricer = Pricer(self.optimizer)
         self.moded = []  # modules outside of the model whose training mode a step changed
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
@@ -205,6 +207,12 @@ class Step:
         except CannotCapture as fault:
             fault.within(line_of(self.fn))
             raise
+        except DoesNotFit as fault:
+            if self.accepted is None or self.accepted == _shapes(leaves):
+                raise
+            raise DoesNotFit(f"arguments of the shapes {_shapes(leaves)} have no plan: {fault}; those of the shapes {self.accepted} "
+                             "have one in this budget", fault.min_budget_bytes) from None
+        self.accepted = _shapes(leaves)
         with Interrupts() as interrupts:  # a state that exists in part would fail an eager step
             ready = self._made_ready(planned, seconds)
             if len(self.ready) >= FORMS_MAX:
@@ -409,6 +417,8 @@ class Step:
         for change in captured.changes:
             change.put(bound, leaves, made)
         flags.put(captured.flags)
+        for i in captured.wanting:
+            leaves[i].requires_grad_()
         for own, hooks in captured.hooks:
             own.update(hooks)
 
@@ -571,6 +581,12 @@ def _leaf_key(leaf):
         raise CannotCapture(f"an argument of type {type(leaf).__name__} is no tensor and no plain value",
                             "arguments") from None
     return (type(leaf), leaf)
+
+
+def _shapes(leaves):
+    """Return the shapes of the first tensors among flat arguments, as a text."""
+    found = [str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return ", ".join(found[:_SHAPES_MAX]) + (" and others" if len(found) > _SHAPES_MAX else "")
 
 
 def _check_arguments(fn, model, optimizer, ways):

@@ -43,7 +43,8 @@ class Arena:
         if not is_number or self.fill is not None:
             fill = self.fill if self.fill is not None else meta.dtype == torch.bool
             whole[:lead + span].fill_(fill)  # calls may write it
-        return cut
+        cut = torch.conj(cut) if meta.is_conj() else cut  # kernels may copy one whose elements are conjugated or negated
+        return torch._neg_view(cut) if meta.is_neg() else cut
 
     def _storage(self, buffer, first, n_bytes):
         """Return bytes of a buffer, on the CPU as a storage of their own: some kernels ask whether operands share one."""

@@ -410,7 +410,7 @@ def _sums(leaves):
     found = []
     for t in leaves:
         n_bytes = t.numel() * t.element_size()
-        is_small = 0 < n_bytes <= _SMALL_BYTES and t.is_contiguous() and t.dim()
+        is_small = 0 < n_bytes <= _SMALL_BYTES and t.is_contiguous() and t.dim() and not (t.is_conj() or t.is_neg())
         wide = torch.int64 if n_bytes % 8 == 0 and t.storage_offset() * t.element_size() % 8 == 0 else torch.uint8
         found.append(t.reshape(-1).view(wide).sum(dtype=torch.int64).item() if is_small else None)
     return found

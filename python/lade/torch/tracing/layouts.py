@@ -27,6 +27,8 @@ class Described:
     def __init__(self, meta):
         self.fields = (tuple(meta.shape), meta.stride(), meta.dtype, meta.device.type,
                        meta.storage_offset() * meta.element_size() % alignment(meta.device))
+        if meta.is_conj() or meta.is_neg():
+            self.fields += meta.is_conj(), meta.is_neg()
 
     def __repr__(self):
         return repr(self.fields)

@@ -11,8 +11,11 @@ iterators that advance, generators of random numbers that draw.
 import collections
 import contextlib
 import functools
+import gc
 import random
+import sys
 import types
+import weakref
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -28,6 +31,8 @@ _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multip
             "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
 ENTRIES_MAX = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
 _VISITED_MAX = 200_000  # containers
+_STDLIB_NAMES = sys.stdlib_module_names - {"__main__"}
+_MADE_MAX = 2_000       # objects within one that a step makes
 LISTS = (list, collections.deque)
 _SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
@@ -52,6 +57,8 @@ def _set(container, key, value):
             del container.cell_contents
         else:
             container.cell_contents = value
+    elif isinstance(container, type):
+        setattr(container, key, value) if value is not ABSENT else delattr(container, key)
     elif value is ABSENT:
         container.pop(key, None)
     else:
@@ -103,6 +110,10 @@ class Place:
         self.put(pytree.tree_unflatten([next(results) if leaf is torch.Tensor else leaf for leaf in self.leaves],
                                        self.spec))
 
+    def forget(self):
+        """Drop the value from before the capture, whose memory no other tensor may share where it waits on a tier."""
+        self.before = self.before if self.is_plain else None
+
     def tensors(self):
         """Return the tensors that are there now."""
         return _tensors(self.get())
@@ -152,6 +163,7 @@ class Places:
         self.held = {}  # id of a container -> (name, container, its entries before)
         self.moving = []  # (name, iterator or generator, its state before)
         self.keyed = []  # (name, dict or set with tensors as its keys, its entries before)
+        self.contents = []  # (name, set, array or object with slots, a copy of its contents before)
         self.fakes = {}  # of exchange(): id of a tensor, or of a tuple with tensors -> itself, the one in its place
         self.globals, self.met, self.parameters = None, set(), set()
         self.modules = []  # all that the code reaches, those of the model too
@@ -171,6 +183,8 @@ class Places:
         pass
 
     def _visit(self, name, thing):
+        if isinstance(thing, type):
+            self._class(name, thing)
         if thing is None or isinstance(thing, (*_PLAIN, *_SKIPPED)):
             return
         state = _state(thing)
@@ -182,6 +196,9 @@ class Places:
             self._key(name, thing)
         elif isinstance(thing, (dict, *LISTS)):
             self._hold(name, thing)
+        elif contents_of(thing) is not None:
+            self.contents.append((name, thing, contents_of(thing)))
+            self._queue.append((type(thing).__name__, type(thing)))
         elif isinstance(thing, tuple):
             self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MAX])]
         elif isinstance(thing, functools.partial):
@@ -194,6 +211,15 @@ class Places:
             self._cell(name, thing)
         elif not is_foreign(type(thing).__module__) and type(getattr(thing, "__dict__", None)) is dict:
             self._hold(name + ".", thing.__dict__)
+            self._queue.append((type(thing).__name__, type(thing)))
+
+    def _class(self, name, kind):
+        """Hold the attributes of a class that is neither of Python's library nor of a foreign package, and of its bases."""
+        for base in kind.__mro__:
+            if not is_foreign(base.__module__) and base.__module__ not in _STDLIB_NAMES and id(base) not in self.held:
+                own = {key: value for key, value in list(vars(base).items()) if not key.startswith(("__", "_abc_"))}
+                self.held[id(base)] = f"{base.__name__}.", base, own
+                self._queue += [(f"{base.__name__}.{key}", value) for key, value in own.items() if not callable(value)]
 
     def _module(self, module):
         if isinstance(module, torch.jit.ScriptModule):
@@ -203,6 +229,7 @@ class Places:
         self._hold(kind, own, lambda key: key not in MODULE_FIELDS)
         self._hold(kind, module._buffers)
         self._hold(kind, module._parameters)
+        self._hold(kind, module._modules)
         self.parameters.add(id(module._parameters))
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and not isinstance(tensor, FakeTensor):
@@ -210,6 +237,7 @@ class Places:
                 self._queue += [(f"a hook of {kind}{key}", hook) for hook in hooks_of(tensor)]
         self._queue += [(kind + key, own[key]) for key in own if key.endswith("_hooks") and own[key]]
         self._queue += [(type(other).__name__, other) for other in module._modules.values() if other is not None]
+        self._queue.append((type(module).__name__, type(module)))
         forward = getattr(type(module), "forward", None)
         if isinstance(forward, types.FunctionType) and forward.__globals__ is self.globals:
             self._queue.append((kind + "forward", forward))
@@ -225,6 +253,9 @@ class Places:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             self._queue.append((name, cell))
+        if function.__dict__:
+            self._hold(f"{function.__name__}.", function.__dict__)
+        self._queue += [(f"a default of {function.__name__}", one) for one in (function.__defaults__, function.__kwdefaults__) if one]
         if self.globals is None:
             self.globals = function.__globals__
         if function.__globals__ is not self.globals:
@@ -289,6 +320,9 @@ class Places:
             if _state(thing) != before:
                 raise CannotCapture(f"the step takes from {name}, a {type(thing).__name__}, so each step is another graph: "
                                     "take from it outside, and give the step what it gave", "Python state")
+        for name, thing, before in self.contents:
+            if not _are_same(contents_of(thing), before):
+                refuse_change(f"the {type(thing).__name__} {name}")
         found = []
         for name, container, before in self.held.values():
             if isinstance(container, types.CellType):
@@ -296,6 +330,9 @@ class Places:
             elif isinstance(before, int):
                 if len(container) != before:
                     refuse_change(f"len({name})")
+            elif isinstance(container, type):
+                for key, value in before.items():
+                    found += self._compared(f"{name}{key}", container, key, value, fakes)
             elif isinstance(container, dict):
                 is_all = container is not self.globals
                 for key in {**before, **(container if is_all else {})}:
@@ -314,9 +351,8 @@ class Places:
                     found += self._compared(f"{name}[{i}]", container, i, value, fakes)
         return found
 
-    @staticmethod
-    def _compared(name, container, key, before, fakes):
-        """Return [Place] if a value is another one that holds tensors, or is a number or a text, or []."""
+    def _compared(self, name, container, key, before, fakes):
+        """Return [Place] if a value is another one, or [] if it is the same or equal."""
         now = entry_of(container, key)
         if now is before or now is fakes.get(id(before), before):
             return []
@@ -324,20 +360,23 @@ class Places:
             return []
         if isinstance(now, _PLAIN) and not isinstance(before, (*_PLAIN, type(None))) and before is not ABSENT:
             refuse_change(name)
-        if now is None or now is ABSENT:
-            if isinstance(before, _PLAIN) or before is None or _tensors(before):
-                refuse_change(name)
-            return []
+        if now is ABSENT or now is None and (isinstance(before, _PLAIN) or _tensors(before)):
+            refuse_change(name)
         leaves = pytree.tree_leaves(now)
         if any(type(leaf) is ComputedNumber for leaf in leaves):
             raise CannotCapture(f"the step keeps the number of .item() in {name}; return it, and assign it after the step",
                                 "Python state", next(line_of(leaf) for leaf in leaves if type(leaf) is ComputedNumber))
-        if any(not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf) for leaf in leaves):
+        if any(not isinstance(leaf, torch.Tensor) and keeps_fakes(leaf) and id(leaf) not in self.met for leaf in leaves):
             raise CannotCapture(f"the step keeps a {type(now).__name__} with tensors in {name}; keep the tensors alone, or "
                                 "return them", "Python state")
         n_before = len(_tensors(before))
         if not _tensors(now) and not isinstance(now, _PLAIN):
-            return []
+            if id(now) not in self.met and is_equal(now, before):
+                return []
+            if _reaches_fakes(now, self.met):
+                raise CannotCapture(f"the step keeps a {type(now).__name__} with tensors in {name}; keep the tensors alone, or "
+                                    "return them", "Python state")
+            return [Place(name, container, key, before)]
         if n_before and n_before != len(_tensors(now)):
             refuse_change(f"the number of tensors in {name}")
         return [Place(name, container, key, before)]
@@ -350,6 +389,9 @@ class Places:
                     _set(container, None, before)
             elif isinstance(before, int):
                 continue
+            elif isinstance(container, type):
+                for key in [key for key, value in before.items() if entry_of(container, key) is not value]:
+                    _set(container, key, before[key])
             elif container is self.globals:
                 container.update(before)
             elif isinstance(container, dict):
@@ -357,16 +399,89 @@ class Places:
                 for key in lost:
                     del container[key]
                 container.update(before)
+                if len(container) == len(before) and list(container) != list(before):  # an entry that was removed is the last
+                    _refill(container, before)
             elif len(container) != len(before) or any(a is not b for a, b in zip(container, before)):
                 container.clear()
                 container.extend(before)
         for _, container, entries in self.keyed:
             _refill(container, entries)
+        for _, thing, before in self.contents:
+            if not _are_same(contents_of(thing), before):
+                _set_contents(thing, before)
 
 
 def _refill(container, entries):
     container.clear()
     container.update(entries)
+
+
+def contents_of(thing):
+    """Return a copy of the contents of a small set or array, or of an object's slots, or None for other things."""
+    if isinstance(thing, (set, bytearray)):
+        return type(thing)(thing) if len(thing) <= ENTRIES_MAX else None
+    if type(thing).__module__ == "numpy" and hasattr(thing, "tobytes") and hasattr(thing, "flags"):
+        return thing.tobytes() if thing.size <= ENTRIES_MAX and not thing.dtype.hasobject else None
+    names = _slots_of(type(thing))
+    return {key: getattr(thing, key) for key in names if hasattr(thing, key)} if names else None
+
+
+def _are_same(now, before):
+    """True if contents_of() a thing are those that it had before."""
+    if not isinstance(before, dict):
+        return now == before
+    return now.keys() == before.keys() and all(one is before[key] or isinstance(one, _PLAIN) and is_equal(one, before[key])
+                                               for key, one in now.items())
+
+
+def _set_contents(thing, before):
+    if isinstance(thing, set):
+        _refill(thing, before)
+    elif isinstance(thing, bytearray):
+        thing[:] = before
+    elif isinstance(before, bytes):
+        numpy = sys.modules["numpy"]
+        thing[...] = numpy.frombuffer(before, thing.dtype).reshape(thing.shape)
+    else:
+        for key in _slots_of(type(thing)):
+            if key in before:
+                setattr(thing, key, before[key])
+            elif hasattr(thing, key):
+                delattr(thing, key)
+
+
+@functools.lru_cache(4096)
+def _slots_of(kind):
+    """Return the slots of a class of the user's."""
+    found = []
+    for base in kind.__mro__ if not is_foreign(kind.__module__) and kind.__module__ not in sys.stdlib_module_names else ():
+        own = vars(base).get("__slots__", ())
+        found += [own] if isinstance(own, str) else own
+    return tuple(key for key in found if key not in ("__dict__", "__weakref__"))
+
+
+def is_equal(one, other):
+    """True if two values, of which the step has just made @one, have the same numbers, texts, functions and objects."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or isinstance(one, torch.Tensor):
+        return False
+    if isinstance(one, _PLAIN):
+        return one == other
+    if isinstance(one, types.FunctionType):
+        cells = [[entry_of(cell, None) for cell in each.__closure__ or ()] for each in (one, other)]
+        return one.__code__ is other.__code__ and is_equal([cells[0], one.__defaults__], [cells[1], other.__defaults__])
+    if isinstance(one, weakref.ref):  # to a fake tensor, where the step refers to one of the model's
+        return True
+    if isinstance(one, types.MethodType):
+        return one.__func__ is other.__func__ and one.__self__ is other.__self__
+    if isinstance(one, (list, tuple, collections.deque)):
+        return len(one) == len(other) and all(map(is_equal, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(map(is_equal, one.values(), other.values()))
+    if isinstance(one, torch.nn.Module) or type(getattr(one, "__dict__", None)) is not dict:
+        return contents_of(one) is not None and _are_same(contents_of(one), contents_of(other))
+    return is_equal(vars(one), vars(other))
 
 
 def _flat(entries):
@@ -434,6 +549,21 @@ def keeps_fakes(thing):
     """True if an object has tensors of a capture as attributes."""
     own = getattr(thing, "__dict__", None)
     return type(own) is dict and any(isinstance(t, FakeTensor) for t in pytree.tree_leaves(list(own.values())))
+
+
+def _reaches_fakes(thing, met):
+    """True if an object that the step has made holds tensors of the capture. @met: ids of objects that were there before."""
+    queue, seen = [thing], set(met)
+    while queue and len(seen) - len(met) < _MADE_MAX:
+        one = queue.pop()
+        if isinstance(one, FakeTensor):
+            return True
+        if id(one) in seen or isinstance(one, (*_PLAIN, type, types.ModuleType, types.CodeType)):
+            continue
+        seen.add(id(one))
+        queue += [one.__closure__, one.__defaults__, one.__kwdefaults__, one.__dict__] if isinstance(one, types.FunctionType) \
+            else gc.get_referents(one)
+    return False
 
 
 def refuse_change(name):

@@ -209,9 +209,8 @@ class Reads(Places):
         kind, own = type(module).__name__ + ".", vars(module)
         if not isinstance(module, torch.jit.ScriptModule):
             self._attributes(kind, own)
+            self._add(_Entries(kind, module._modules, dict(module._modules), None))
             self._queue += [(kind + key, hook) for key in own if key.endswith("_hooks") for hook in (own[key] or {}).values()]
-            self._queue += [(type(other).__name__, other) for other in module._modules.values() if other is not None]
-
             for key, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if self.read.get(id(tensor)):
                     self._attributes(f"{kind}{key}.", vars(tensor), frozenset(self.read[id(tensor)]))

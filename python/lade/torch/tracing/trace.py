@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import linecache
 import operator
 import os
 import sys
@@ -30,6 +31,7 @@ from .layouts import Mode
 from .numbers import ComputedNumber
 from .places import Found, Places, hooks_of, keeps_fakes
 from .reads import Codes, Reads
+from .state import UnreadState, accumulator_hooks, refuse_accumulator_hooks
 from .watch import COUNTS, NESTED, SPARSE, Watch
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
@@ -55,6 +57,7 @@ class Given:
 
     def __init__(self, model, optimizer):
         self.modules, self.optimizer = modules_of(model), optimizer
+        self.ids = {id(module) for _, module in self.modules}
         self.params, self.buffers, self.slots, self.places_of = [], [], [], {}
         seen = set()
         for module_name, module in self.modules:
@@ -82,11 +85,12 @@ class Given:
         """
         params = optimizers.params_of(self.optimizer) if self.optimizer else []
         return (len(params) == len(self.opt_params) and all(map(operator.is_, params, self.opt_params)) and
-                all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots))
+                all(own.get(name) is tensor or (id(own), name) in changing for own, name, tensor in self.slots) and
+                all(child is None or self.has(child) for _, module in self.modules for child in module._modules.values()))
 
     def has(self, module):
         """True for a module of the model."""
-        return any(module is own for _, own in self.modules)
+        return id(module) in self.ids
 
     def signature(self):
         """Return the modes and flags that a captured graph depends on."""
@@ -100,13 +104,13 @@ class Given:
                 torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"),
                 torch.is_autocast_enabled("cuda"), torch.get_default_dtype())
 
-
     def _hooks(self):
         """Return the numbers of all hooks that a capture runs; torch gives none twice. Those of this package do not count."""
         tables = [own for _, module in self.modules for own in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks,
                                                                 module._backward_pre_hooks) if own]
         tables += [own for _, p in self.params for own in (p._backward_hooks, p._post_accumulate_grad_hooks) if own]
-        return tuple(key for own in tables for key, hook in own.items() if not getattr(hook, "is_of_lade", False))
+        found = [key for own in tables for key, hook in own.items() if not getattr(hook, "is_of_lade", False)]
+        return *found, *(key for _, key, _ in accumulator_hooks(self.params))
 
 
 class _Noted(dict):
@@ -226,6 +230,7 @@ class Trace:
         self.out_spec, self.out_leaves, self.grads, self.late = None, [], [], []
         self.places = []  # where the step leaves tensors in Python
         self.flags = []  # which the step leaves other than before (flags.py)
+        self.wanting = []  # indices of arguments that the step lets require a gradient
         self.changes = []  # of the containers among its arguments
         self.is_cut = False  # True if the graph ends at a question about a computed value
         self.tensors = None  # of a part that runs within its capture: the given tensors, in the order of the inputs
@@ -244,8 +249,14 @@ def user_line(fault):
 
 def calling_line():
     """Return "file:line: source" of the user's frame that called the package, or None."""
-    frames = [f for f in traceback.extract_stack() if not _is_inner(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
+    frame = sys._getframe(1)
+    while frame is not None and _is_inner(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    linecache.lazycache(file, frame.f_globals)
+    return f"{file}:{number}: {linecache.getline(file, number).strip()}"
 
 
 def line_of(fn):
@@ -354,7 +365,7 @@ class _HeldOptimizer:
         for group, params in zip(self.groups, self.params):
             group["params"] = [fakes[id(p)] for p in params]
         optimizer.param_groups = [_Noted(group, i, recorder) for i, group in enumerate(self.groups, self.first)]
-        optimizer.state, optimizer.step = optimizers.empty_state(), functools.partial(recorder.step, optimizer)
+        optimizer.state, optimizer.step = UnreadState(recorder.branches), functools.partial(recorder.step, optimizer)
 
     def restore(self):
         """Put all back; return the step's changes, (text, the user's line or None) of each."""
@@ -602,8 +613,10 @@ class _Body:
         self.flags = None
 
     def __call__(self, *_flat):
-        argued, storages, made = self._prepare(), self._storages(), []
-        flags = self.flags = Flags(self.given, self.fakes.own, self.places.modules)
+        self._prepare()
+        storages, made = self._storages(), []
+        given = {i: t for i, t in enumerate(self.fakes.batch) if isinstance(t, FakeTensor) and id(self.fakes.leaves[i]) not in self.fakes.own}
+        flags = self.flags = Flags(self.given, self.fakes.own, self.places.modules, given)
         args, kwargs = self.spec.unflatten(self.fakes.batch, made)
         self.arguments = Arguments(args, kwargs, made, self.argued)
         try:
@@ -616,16 +629,17 @@ class _Body:
             self.result.out_leaves, self.result.out_spec = pytree.tree_flatten(())
             self.result.n_out = self.result.n_tensors = 0
             return []
+        self.watch.check_settings()
         if self.watch.branches.refusal is not None:
             raise self.watch.branches.refusal
-        self._refuse_data(argued, storages)
-        self.result.flags = flags.changed()
+        self._refuse_data(given.values(), storages)
+        self.result.flags, self.result.wanting = flags.changed(), flags.wanting()
         tensors = [*self._returned(out), *self._left()]
         self.result.n_tensors = len(tensors)
         return [t.detach() if isinstance(t, FakeTensor) else t for t in (*tensors, *self._grads())]
 
     def _prepare(self):
-        """Give fake tensors the gradients, hooks and flags of the real ones; return arguments that want a gradient."""
+        """Give fake tensors the gradients, hooks and flags of the real ones."""
         fakes, leaves, batch = self.fakes, self.fakes.leaves, self.fakes.batch
         for _, t in self.given.params:
             own = fakes.own[id(t)]
@@ -634,27 +648,25 @@ class _Body:
                 _copy_hooks(t, own)
         for _, t in self.given.buffers:
             fakes.own[id(t)].requires_grad_(t.requires_grad)
-        argued = [fake for fake, leaf in zip(batch, leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-                  and id(leaf) not in fakes.own]
-        for fake in argued:
-            fake.requires_grad_()
+        for fake, leaf in zip(batch, leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and id(leaf) not in fakes.own:
+                fake.requires_grad_()
         self.watch.argue(leaves, batch)
         self.watch.give([(fakes.own[id(t)], t, *self.given.places_of[id(t)]) for _, t in self.given.buffers])
-        return argued
 
     def _storages(self):
         """Return {name: memory} of parameters and buffers."""
         own = (*self.given.params, *self.given.buffers)
         return {name: self.fakes.own[id(t)].untyped_storage()._cdata for name, t in own}
 
-    def _refuse_data(self, argued, storages):
-        """Refuse data that was assigned anew, and gradients of arguments."""
+    def _refuse_data(self, arguments, storages):
+        """Refuse data that was assigned anew, and gradients of @arguments."""
         changed = [name for name, memory in self._storages().items() if memory != storages[name]]
         if changed:
             t = next(t for name, t in (*self.given.params, *self.given.buffers) if name == changed[0])
             raise CannotCapture(f"the step assigns the data of {changed[0]} anew; write it in place, by .data.copy_()", "data",
                                 self.watch.branches.assigned.get(id(self.fakes.own[id(t)])))
-        if any(fake.grad is not None for fake in argued):
+        if any(fake.is_leaf and fake.grad is not None for fake in arguments):
             raise CannotCapture("the step leaves a gradient in a tensor of its arguments; return the gradient, and set "
                                 "that of the argument to None", "backward")
 
@@ -726,6 +738,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     branches.py. @answer(part): the answer to the question at the end of a Trace, or None; without it the capture ends there.
     """
     given = Given(model, optimizer)
+    refuse_accumulator_hooks(given.params)
     leaves, spec = forms.flatten((args, kwargs))
     mode = _mode_of([t for _, t in given.params], layouts or {})
     branches = Branches(branch, calling_line)
@@ -741,7 +754,7 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         branches.find = lambda: None if watch.written else answer(_part(result, branches, reals))
     body, grads = _Body(fn, spec, (args, kwargs), fakes, places, watch, result), [(name, p, p.grad) for name, p in given.params]
     try:
-        with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), torch.enable_grad(), mode:
+        with patches.capturing(recorder), _swapped(given, fakes.own, optimizer, recorder), mode:
             result.gm = make_fx(body.__call__, tracing_mode="real")(*[f for _, _, _, f in result.inputs])
     except (KeyboardInterrupt, MemoryError):
         raise
@@ -752,7 +765,6 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     finally:
         if body.flags is not None:
             body.flags.restore()
-        torch.set_default_dtype(watch.dtype)
         places.restore()
         watch.restore()
         for t in fakes.own.values():
@@ -777,6 +789,8 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     result.read_of_batch = fakes.read.pop(None)
     result.reads = Reads(fn, given.modules, leaves, watch.codes, [*known, *result.places], fakes.read)
     _refuse_held(result.reads, places, fakes.own)
+    for place in result.places:
+        place.forget()
     result.branches, result.branch_lines = tuple(branches.answers), branches.lines
     result.found = result.branches[:branches.n_found]
     return result

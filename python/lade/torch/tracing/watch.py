@@ -18,6 +18,7 @@ after the capture. A result that is still held after the capture is in a place t
 """
 import collections
 import gc
+import itertools
 import math
 import os
 import sys
@@ -174,6 +175,11 @@ def _fills(_tensor, indices, values, accumulate=False, *_):
         and sum(index is not None for index in indices) == 1
 
 
+def _settings():
+    return (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_float32_matmul_precision())
+
+
 def _checked():
     """Return the class whose arguments torch.distributions checks now, or None if other code asks."""
     frame = sys._getframe(1)
@@ -201,7 +207,7 @@ class Watch(TorchDispatchMode):
         @codes: pauses below an op (reads.py). @looked_up: id of a tensor -> its place, which each step looks up.
         """
         super().__init__()
-        self.codes, self.looked_up, self.dtype = codes, looked_up, torch.get_default_dtype()
+        self.codes, self.looked_up, self.settings = codes, looked_up, _settings()
         self.branches, self.mode = branches, mode
         self.asking = None  # operands of a call with masks
         self.operands = None  # of the call under way, the values that its price depends on
@@ -241,9 +247,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # most calls of a capture ask this
-        if torch.get_default_dtype() is not self.dtype:  # calls without dtype= depend on it
-            self.branches.refuse("the step sets the default dtype; pass dtype= to the calls that make tensors",
-                                 "torch.set_default_dtype")
+        self.check_settings()
         is_paused, given, self.branches.given = self.codes.pause(), self.branches.given, {}
         try:
             return self._dispatch(func, args, kwargs or {})
@@ -251,6 +255,15 @@ class Watch(TorchDispatchMode):
             self.branches.given = given
             if is_paused:
                 self.codes.resume()
+
+    def check_settings(self):
+        """Refuse a step that changes a setting of torch's which decides a kernel or a dtype and which a graph has not."""
+        if torch.get_default_dtype() is not self.settings[0]:  # calls without dtype= depend on it
+            self.branches.refuse("the step sets the default dtype; pass dtype= to the calls that make tensors",
+                                 "torch.set_default_dtype")
+        if _settings() != self.settings:
+            self.branches.refuse("the step sets whether algorithms are deterministic, or the precision of float32 products, which "
+                                 "choose kernels; set it once, outside of the step", "torch.use_deterministic_algorithms")
 
     def _dispatch(self, func, args, kwargs):
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -337,8 +350,14 @@ class Watch(TorchDispatchMode):
             self._distinct(func, args, kwargs)
         elif func is _PACK:
             self._packed(func, *args)
+        graph = self.branches.graph
+        last = next(reversed(graph.nodes), None) if graph else None
         try:
             return func(*args, **kwargs)
+        except Exception:  # which the step may take: the call that failed is no op of its graph
+            for node in list(itertools.takewhile(lambda node: node is not last, reversed(graph.nodes if graph else ()))):
+                graph.erase_node(node)
+            raise
         finally:
             self.operands = self.asking = self.mode.next_form = None
 
@@ -582,7 +601,12 @@ class Watch(TorchDispatchMode):
                     self.written[id(t)] = t, t.detach().clone()
 
     def restore(self):
-        """Bring back the real tensors that the capture wrote."""
+        """Bring back the real tensors that the capture wrote, and torch's settings."""
+        if _settings() != self.settings:
+            dtype, is_deterministic, is_told, precision = self.settings
+            torch.set_default_dtype(dtype)
+            torch.use_deterministic_algorithms(is_deterministic, warn_only=is_told)
+            torch.set_float32_matmul_precision(precision)
         with torch.no_grad():
             for tensor, copy in self.written.values():
                 if not torch.equal(tensor, copy):
