@@ -3,11 +3,10 @@
  * The dry device: addresses without memory, queues without threads, a simulated clock.
  *
  * Addresses come from a counter that starts high and only rises; they must not be accessed. Every piece of work is
- * timed when it is submitted. It starts when its queue is free and the events that it waits for have happened, and ends
- * its predicted time later. A copy over a link takes latency + bytes / rate, and the time that other transfers on the
- * link cost it (shared_ns). This is exact if work is submitted after
- * the work that it waits for, which a program in one total order guarantees. A wait for an event that was never
- * submitted is a deadlock and is reported as one.
+ * timed when it is submitted. It starts when its queue is free and the events that it waits for have happened, and
+ * ends its predicted time later. A copy over a link takes latency + bytes / rate, and the time that other transfers on
+ * the link cost it (shared_ns). This is exact if work is submitted after the work that it waits for, which a program
+ * in one total order guarantees. A wait for an event that was never submitted is a deadlock and is reported as one.
  *
  * A later wait needs the time of an earlier event. So each queue keeps the times of its last 2^20 events in a ring, the
  * length of a program's largest list. The ring is 8 MiB of addresses that become memory as they are used. An event that

@@ -21,10 +21,9 @@
  *
  * Stages together: the same simulation over the queues of all stages, each with cores and links of its own. A send and
  * its receive begin when both are the next of their queues and their waits are met, advance at the slower one's speed,
- * and end together. The model makes no
- * choice: if two instructions can begin, both do. So if the simulation reaches the end of all lists, every run does,
- * whatever the instructions take; if it stalls, every run would. It proves that stages do not wait for one another in a
- * circle.
+ * and end together. The model makes no choice: if two instructions can begin, both do. So if the simulation reaches
+ * the end of all lists, every run does, whatever the instructions take; if it stalls, every run would. It proves that
+ * stages do not wait for one another in a circle.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -37,6 +36,7 @@
 
 #define N_LINK_SIDES (2 * LADE_LINKS_MAX)
 enum { LINK_OUT, LINK_IN, N_DIRECTIONS };
+_Static_assert(N_LINK_SIDES <= 32, "a set of sides is 32 bits");
 
 #define TRANSFER_CORES 0.25 /* a drive works by itself; XXH3 runs at 10 GB/s and more during 1-3 GB/s of transfer */
 

@@ -561,10 +561,12 @@ static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
   int status = remat_choices_peak(&planning->problem, &planning->choices, &info->unconstrained_bytes);
   if (!status)
     status = min_lower(planning, enough_bytes);
+  if (status)
+    return status;
   const uint64_t gain_bytes = info->min_budget_bytes - info->floor_bytes;
   bool is_long = planning->graph->ops.n > SHORT_OPS_MAX;
-  bool is_floor = status || gain_bytes <= (is_long ? info->min_budget_bytes / (MIN_STEPS / 2) : 0);
-  return is_floor || !has_tiers(planning) || !has_redos(planning) ? status : min_parts_take(planning);
+  bool is_floor = gain_bytes <= (is_long ? info->min_budget_bytes / (MIN_STEPS / 2) : 0);
+  return is_floor || !has_tiers(planning) || !has_redos(planning) ? 0 : min_parts_take(planning);
 }
 
 /* Find the smallest budget, and then choices within @budget_bytes; without the list. -ENOSPC: none were found. */

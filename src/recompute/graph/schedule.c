@@ -256,6 +256,7 @@ void remat_held_set(struct remat_schedule *schedule, int value, int from, int to
 {
   if (!schedule->held)
     return;
+  LADE_ASSERT(0 <= from && from <= to && to / 64 < schedule->n_held_words);
   uint64_t *words = schedule->held + (size_t)value * (size_t)schedule->n_held_words;
   for (int word = from / 64; word <= to / 64; word++) {
     const uint64_t first = word == from / 64 ? ~(uint64_t)0 << from % 64 : ~(uint64_t)0;
