@@ -525,7 +525,7 @@ def attributes_are_those_of_the_tensors():
 
 
 def tensors_of_the_model_are_found_elsewhere():
-    """In variables, lists, tuples, sets, keys, ids and addresses of the step; those of a class are refused."""
+    """In variables, lists, tuples, sets, keys, ids, addresses and classes of the step; those of a helper's class are refused."""
     held = {}
 
     def hold(model, x, i):
@@ -541,13 +541,19 @@ def tensors_of_the_model_are_found_elsewhere():
             found += p is held["pair"][0], p is held["pair"][1][0], p in held["few"], p.data_ptr() in held["pointers"]
             found += [id(p) in held["ids"]] if IS_TOLD else []
         held["slots"].weight.grad.mul_(0.5)
-        return norm, found, any(p is held["all"][0] for p in model.parameters())
-    compared(clipped, 1, hold)
+        return norm, found, any(p is held["all"][0] for p in model.parameters()), Slots.first is model[0].weight
 
-    model = net()
-    Slots.first = model[0].weight
-    train, optimizer = made(lambda model, loss: Slots.first is model[0].weight, model)
-    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%", audit=False)(X), "Slots.first", "its module")
+    def hold_in_class(model, x, i):
+        hold(model, x, i)
+        Slots.first = model[0].weight
+    compared(clipped, 1, hold_in_class)
+    assert type(Slots.first) is nn.Parameter
+
+    model, room = net(), {"__name__": "helper"}
+    exec(compile("class Held: first = None\ndef first(): return Held.first", "helper.py", "exec"), room)
+    room["Held"].first, first = model[0].weight, room["first"]
+    train, optimizer = made(lambda model, loss: first() is model[0].weight, model)
+    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%", audit=False)(X), "Held.first", "its module")
 
 
 def refused_use(use):
@@ -587,6 +593,11 @@ def other_uses_are_refused():
                  "%s": "print or log it", "%f": "after the step", "%.4f": "print or log it"}.get(name, "")
         assert words in str(fault) and lade.torch.digest(model) == before and not kept, (name, fault)
     fault = refused_use(lambda m, loss: KEPT.kept.append(loss.item()))
+    assert "adds the number of .item() to KEPT.kept" in str(fault) and "computed_numbers.py" in fault.line, fault
+    room = {"__name__": "helper"}
+    exec(compile("class Held: kept = []\ndef keep(one): Held.kept.append(one)", "helper.py", "exec"), room)
+    keep = room["keep"]
+    fault = refused_use(lambda m, loss: keep(loss.item()))
     assert "keeps the number of .item() in Python" in str(fault) and "computed_numbers.py" in fault.line, fault
     KEPT.kept.clear()
     fault = refused_use(lambda m, loss: setattr(m, "last", loss.item()))
