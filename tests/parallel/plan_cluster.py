@@ -461,7 +461,7 @@ def a_long_list_of_undecided_layouts_is_counted():
     require(bound and 0 < float(bound[1]) < steps[0], "the bound", text)
     more = re.search(r"takes at most (\d+) % longer than the fastest", bound[2])
     require(more and abs(steps[0] / float(bound[1]) - 1 - float(more[1]) / 100) < 6e-3, "the first", text)
-    text = plan(*search, "700MiB", "--top", "5", "--tp", "1").stdout
+    text = plan(*search, "645MiB", "--top", "5", "--tp", "1").stdout
     bound = re.search(r"not proved +[1-9]\d* layouts that may fit; none can be faster than ([\d.]+) ms\n"
                       r" +the first layout is the fastest that fits\n", text)
     steps = [float(ms) for ms in re.findall(r"^ +([\d.]+) ms +[\d.]+ [GM]iB", text, re.M)]
