@@ -351,7 +351,7 @@ class Watch(TorchDispatchMode):
         elif func is _PACK:
             self._packed(func, *args)
         graph = self.branches.graph
-        last = next(reversed(graph.nodes), None) if graph else None
+        last = next(iter(reversed(graph.nodes)), None) if graph else None
         try:
             return func(*args, **kwargs)
         except Exception:  # which the step may take: the call that failed is no op of its graph
