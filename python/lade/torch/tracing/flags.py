@@ -14,6 +14,8 @@ from ...errors import CannotCapture
 from ..forms import PLAIN
 from .places import ABSENT, hooks_of, refuse_change
 
+_OF_TORCH = "TORCH", "TRITON"  # begins of variables that torch itself sets when it imports a part of it
+
 
 class _Autograd:
     """The mode of autograd in this thread, as a flag."""
@@ -35,6 +37,10 @@ def _variables():
     return {key: value for key, value in contextvars.copy_context().items() if isinstance(value, (*PLAIN, enum.Enum))}
 
 
+def _environment():
+    return {key: value for key, value in os.environ.items() if not key.startswith(_OF_TORCH)}
+
+
 class Flags:
     """The flags of modules and tensors as they are before a capture."""
 
@@ -42,7 +48,7 @@ class Flags:
         """@fakes: id of a parameter or a buffer -> the fake tensor that stands for it in the capture. @modules: others
         than those of the model that the step reaches; some may be of the model. @arguments: {index: fake tensor}.
         """
-        self.is_enabled, self.variables, self.environment = torch.is_grad_enabled(), _variables(), dict(os.environ)
+        self.is_enabled, self.variables, self.environment = torch.is_grad_enabled(), _variables(), _environment()
         self.arguments = [(i, fake) for i, fake in arguments.items() if not fake.requires_grad]
         self.modes = {id(module): (module, module.training) for module in (*(own for _, own in given.modules), *modules)}
         self.tensors = [(t, fakes[id(t)], fakes[id(t)].requires_grad) for _, t in (*given.params, *given.buffers)]
@@ -52,7 +58,7 @@ class Flags:
     def changed(self):
         """Return (module or tensor, flag, value) of each flag that the step leaves other than before."""
         changed = [key.name for key, value in _variables().items() if self._before(key) is not value]
-        changed += [key for key in {**self.environment, **os.environ} if os.environ.get(key) != self.environment.get(key)]
+        changed += self._changed_environment()
         if changed:
             refuse_change(f"the variable {changed[0]} of the context or the environment")
         for name, fake in self.buffers:
@@ -66,6 +72,10 @@ class Flags:
             found.append((AUTOGRAD, "is_enabled", torch.is_grad_enabled()))
         return found + [(t, "requires_grad", fake.requires_grad) for t, fake, before in self.tensors
                         if fake.is_leaf and fake.requires_grad != before]
+
+    def _changed_environment(self):
+        now = _environment()
+        return [key for key in {**self.environment, **now} if now.get(key) != self.environment.get(key)]
 
     def _before(self, variable):
         """Return the value of a variable of the context before the capture, or its default."""
@@ -86,7 +96,7 @@ class Flags:
         for key, value in _variables().items():
             if self._before(key) is not value and self._before(key) is not ABSENT:
                 key.set(self._before(key))
-        for key in [key for key in {**self.environment, **os.environ} if os.environ.get(key) != self.environment.get(key)]:
+        for key in self._changed_environment():
             os.environ.pop(key, None)
             os.environ.update({key: self.environment[key]} if key in self.environment else {})
         for module, before in self.modes.values():
