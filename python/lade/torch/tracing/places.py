@@ -12,6 +12,7 @@ import collections
 import contextlib
 import functools
 import gc
+import os
 import random
 import sys
 import types
@@ -34,7 +35,13 @@ _VISITED_MAX = 200_000  # containers
 _STDLIB_NAMES = sys.stdlib_module_names - {"__main__"}
 _MADE_MAX = 2_000       # objects within one that a step makes
 LISTS = (list, collections.deque)
-_SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_SKIPPED = torch.Tensor, type, types.ModuleType
+STEPPED = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
+_OPTIMIZERS = frozenset(("param_groups", "state", "defaults", "step", "_opt_called", "_zero_grad_profile_name"))  # others have them
+PACKAGES = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "")
+STDLIB = os.path.join(os.path.dirname(os.__file__), "")
+OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+_CELLS = "<stdin", "<ipython", "<string>", "<python-input"
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 
 
@@ -58,7 +65,10 @@ def _set(container, key, value):
         else:
             container.cell_contents = value
     elif isinstance(container, type):
-        setattr(container, key, value) if value is not ABSENT else delattr(container, key)
+        if value is ABSENT:
+            delattr(container, key)
+        else:
+            setattr(container, key, value)
     elif value is ABSENT:
         container.pop(key, None)
     else:
@@ -161,6 +171,7 @@ class Places:
     def __init__(self, fn, modules, arguments=()):
         """@arguments: flat ones of the step, of which objects are a part of what its code reaches."""
         self.held = {}  # id of a container -> (name, container, its entries before)
+        self.wanted = {}  # id of a dict that is held in part -> tests of its keys; one of them is true for each that is held
         self.moving = []  # (name, iterator or generator, its state before)
         self.keyed = []  # (name, dict or set with tensors as its keys, its entries before)
         self.contents = []  # (name, set, array or object with slots, a copy of its contents before)
@@ -168,7 +179,7 @@ class Places:
         self.globals, self.met, self.parameters = None, set(), set()
         self.modules = []  # all that the code reaches, those of the model too
         self._queue = [("", fn)] + [(type(module).__name__, module) for _, module in modules]
-        self._queue += [(type(one).__name__, one) for one in arguments if not isinstance(one, (*_PLAIN, *_SKIPPED))]
+        self._queue += [(type(one).__name__, one) for one in arguments if not isinstance(one, (*_PLAIN, *_SKIPPED, *STEPPED))]
         self._start()
         while self._queue and len(self.met) < _VISITED_MAX:
             name, thing = self._queue.pop()
@@ -185,6 +196,8 @@ class Places:
     def _visit(self, name, thing):
         if isinstance(thing, type):
             self._class(name, thing)
+        elif isinstance(thing, types.ModuleType) and is_users(getattr(thing, "__file__", None) or "<", thing.__name__):
+            self._imported(thing)
         if thing is None or isinstance(thing, (*_PLAIN, *_SKIPPED)):
             return
         state = _state(thing)
@@ -192,13 +205,17 @@ class Places:
             self.moving.append((name, thing, state))
         if isinstance(thing, torch.nn.Module):
             self._module(thing)
+        elif isinstance(thing, STEPPED):
+            self._hold(type(thing).__name__ + ".", vars(thing), _is_own)
+            self._queue.append((type(thing).__name__, type(thing)))
         elif isinstance(thing, (dict, set)) and any(isinstance(key, torch.Tensor) for key in thing):
             self._key(name, thing)
         elif isinstance(thing, (dict, *LISTS)):
             self._hold(name, thing)
+            self._object(name, thing)
         elif contents_of(thing) is not None:
             self.contents.append((name, thing, contents_of(thing)))
-            self._queue.append((type(thing).__name__, type(thing)))
+            self._object(name, thing)
         elif isinstance(thing, tuple):
             self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MAX])]
         elif isinstance(thing, functools.partial):
@@ -209,9 +226,28 @@ class Places:
             self._function(thing)
         elif isinstance(thing, types.CellType):
             self._cell(name, thing)
-        elif not is_foreign(type(thing).__module__) and type(getattr(thing, "__dict__", None)) is dict:
+        else:
+            self._object(name, thing)
+
+    def _object(self, name, thing):
+        """Hold the attributes of an object; a dict, a list or a set of the user's class has some beside its entries."""
+        kind = type(thing)
+        if is_foreign(kind.__module__) or isinstance(thing, (dict, set, *LISTS)) and kind.__module__ in _STDLIB_NAMES:
+            return
+        if type(getattr(thing, "__dict__", None)) is dict:
             self._hold(name + ".", thing.__dict__)
-            self._queue.append((type(thing).__name__, type(thing)))
+        slots = slots_in(thing)
+        if slots:
+            self.contents.append((name, thing, slots))
+            self._queue += [(f"{name}.{key}", value) for key, value in slots.items()]
+        self._queue.append((kind.__name__, kind))
+
+    def _imported(self, module):
+        """Hold the variables of a module of the user's. Other modules in it come by imports, and each for itself."""
+        own = vars(module)
+        self._hold(module.__name__ + ".", own,
+                   lambda key: not key.startswith("__") and not isinstance(own.get(key), types.ModuleType))
+        self._queue += [(key, other) for key, other in list(own.items()) if isinstance(other, types.ModuleType)]
 
     def _class(self, name, kind):
         """Hold the attributes of a class that is neither of Python's library nor of a foreign package, and of its bases."""
@@ -220,6 +256,7 @@ class Places:
                 own = {key: value for key, value in list(vars(base).items()) if not key.startswith(("__", "_abc_"))}
                 self.held[id(base)] = f"{base.__name__}.", base, own
                 self._queue += [(f"{base.__name__}.{key}", value) for key, value in own.items() if not callable(value)]
+                self._queue += [(one.__name__, one) for value in vars(base).values() for one in _functions_of(value)]
 
     def _module(self, module):
         if isinstance(module, torch.jit.ScriptModule):
@@ -249,7 +286,7 @@ class Places:
         self._queue += [(f"{name}[{i}]", value) for i, (_, value) in enumerate(entries)] if isinstance(container, dict) else []
 
     def _function(self, function):
-        """Hold the variables of a function's closure, and its globals if it is the step or of the step's file."""
+        """Hold the variables of a function's closure, and the globals that it names if it is the step or of the user's files."""
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             self._queue.append((name, cell))
@@ -258,11 +295,12 @@ class Places:
         self._queue += [(f"a default of {function.__name__}", one) for one in (function.__defaults__, function.__kwdefaults__) if one]
         if self.globals is None:
             self.globals = function.__globals__
-        if function.__globals__ is not self.globals:
+        own = function.__globals__
+        module = str(own.get("__name__") or "")
+        if own is not self.globals and not is_users(code.co_filename, module):
             return
-        names = {name for one in _codes(code) for name in one.co_names if name in self.globals}
-        if names:
-            self._hold("", self.globals, names.__contains__)
+        names = {name for one in _codes(code) for name in one.co_names}
+        self._hold("" if own is self.globals else module + ".", own, names.__contains__)
 
     def _cell(self, name, cell):
         value = entry_of(cell, None)
@@ -271,6 +309,10 @@ class Places:
 
     def _hold(self, name, container, wanted=None):
         is_dict = isinstance(container, dict)
+        if wanted is not None:
+            self.wanted.setdefault(id(container), []).append(wanted)
+        elif is_dict:
+            self.wanted.pop(id(container), None)
         if len(container) > ENTRIES_MAX:
             self.held[id(container)] = name, container, len(container)
             return
@@ -321,7 +363,7 @@ class Places:
                 raise CannotCapture(f"the step takes from {name}, a {type(thing).__name__}, so each step is another graph: "
                                     "take from it outside, and give the step what it gave", "Python state")
         for name, thing, before in self.contents:
-            if not _are_same(contents_of(thing), before):
+            if not _are_same(_contents_like(thing, before), before):
                 refuse_change(f"the {type(thing).__name__} {name}")
         found = []
         for name, container, before in self.held.values():
@@ -334,9 +376,8 @@ class Places:
                 for key, value in before.items():
                     found += self._compared(f"{name}{key}", container, key, value, fakes)
             elif isinstance(container, dict):
-                is_all = container is not self.globals
-                for key in {**before, **(container if is_all else {})}:
-                    if key not in before and key in MODULE_FIELDS:
+                for key in {**before, **container}:
+                    if key not in before and not self._is_held(container, key):
                         continue
                     found += self._compared(_named(name, key), container, key, before.get(key, ABSENT), fakes)
                     if found and id(container) in self.parameters and found[-1].container is container:
@@ -350,6 +391,11 @@ class Places:
                 for i, value in enumerate(before):
                     found += self._compared(f"{name}[{i}]", container, i, value, fakes)
         return found
+
+    def _is_held(self, container, key):
+        """True if the entry of a dict under @key is held, or would be if it were there."""
+        tests = self.wanted.get(id(container))
+        return tests is None or any(test(key) for test in tests)
 
     def _compared(self, name, container, key, before, fakes):
         """Return [Place] if a value is another one, or [] if it is the same or equal."""
@@ -392,10 +438,8 @@ class Places:
             elif isinstance(container, type):
                 for key in [key for key, value in before.items() if entry_of(container, key) is not value]:
                     _set(container, key, before[key])
-            elif container is self.globals:
-                container.update(before)
             elif isinstance(container, dict):
-                lost = [key for key in container if key not in before and key not in MODULE_FIELDS]
+                lost = [key for key in container if key not in before and self._is_held(container, key)]
                 for key in lost:
                     del container[key]
                 container.update(before)
@@ -407,7 +451,7 @@ class Places:
         for _, container, entries in self.keyed:
             _refill(container, entries)
         for _, thing, before in self.contents:
-            if not _are_same(contents_of(thing), before):
+            if not _are_same(_contents_like(thing, before), before):
                 _set_contents(thing, before)
 
 
@@ -417,17 +461,26 @@ def _refill(container, entries):
 
 
 def contents_of(thing):
-    """Return a copy of the contents of a small set or array, or of an object's slots, or None for other things."""
+    """Return a copy of the contents of a small set or array, or None for other things."""
     if isinstance(thing, (set, bytearray)):
         return type(thing)(thing) if len(thing) <= ENTRIES_MAX else None
     if type(thing).__module__ == "numpy" and hasattr(thing, "tobytes") and hasattr(thing, "flags"):
         return thing.tobytes() if thing.size <= ENTRIES_MAX and not thing.dtype.hasobject else None
-    names = _slots_of(type(thing))
-    return {key: getattr(thing, key) for key in names if hasattr(thing, key)} if names else None
+    return None
+
+
+def slots_in(thing):
+    """Return {key: value} of an object's slots."""
+    return {key: getattr(thing, key) for key in _slots_of(type(thing)) if hasattr(thing, key)}
+
+
+def _contents_like(thing, before):
+    """Return what a thing has now, of the kind of @before: its slots or its contents."""
+    return slots_in(thing) if isinstance(before, dict) else contents_of(thing)
 
 
 def _are_same(now, before):
-    """True if contents_of() a thing are those that it had before."""
+    """True if the contents of a thing, or its slots, are those that it had before."""
     if not isinstance(before, dict):
         return now == before
     return now.keys() == before.keys() and all(one is before[key] or isinstance(one, _PLAIN) and is_equal(one, before[key])
@@ -435,29 +488,28 @@ def _are_same(now, before):
 
 
 def _set_contents(thing, before):
-    if isinstance(thing, set):
-        _refill(thing, before)
-    elif isinstance(thing, bytearray):
-        thing[:] = before
-    elif isinstance(before, bytes):
-        numpy = sys.modules["numpy"]
-        thing[...] = numpy.frombuffer(before, thing.dtype).reshape(thing.shape)
-    else:
+    if isinstance(before, dict):
         for key in _slots_of(type(thing)):
             if key in before:
                 setattr(thing, key, before[key])
             elif hasattr(thing, key):
                 delattr(thing, key)
+    elif isinstance(thing, set):
+        _refill(thing, before)
+    elif isinstance(thing, bytearray):
+        thing[:] = before
+    else:
+        numpy = sys.modules["numpy"]
+        thing[...] = numpy.frombuffer(before, thing.dtype).reshape(thing.shape)
 
 
 @functools.lru_cache(4096)
 def _slots_of(kind):
-    """Return the slots of a class of the user's."""
-    found = []
-    for base in kind.__mro__ if not is_foreign(kind.__module__) and kind.__module__ not in sys.stdlib_module_names else ():
-        own = vars(base).get("__slots__", ())
-        found += [own] if isinstance(own, str) else own
-    return tuple(key for key in found if key not in ("__dict__", "__weakref__"))
+    """Return the slots of a class of the user's, those of private names as Python names them."""
+    if is_foreign(kind.__module__) or kind.__module__ in _STDLIB_NAMES:
+        return ()
+    return tuple(key for base in kind.__mro__ if base.__module__ not in _STDLIB_NAMES
+                 for key, value in vars(base).items() if isinstance(value, types.MemberDescriptorType))
 
 
 def is_equal(one, other):
@@ -480,7 +532,8 @@ def is_equal(one, other):
     if isinstance(one, dict):
         return list(one) == list(other) and all(map(is_equal, one.values(), other.values()))
     if isinstance(one, torch.nn.Module) or type(getattr(one, "__dict__", None)) is not dict:
-        return contents_of(one) is not None and _are_same(contents_of(one), contents_of(other))
+        before = contents_of(other) if contents_of(other) is not None else slots_in(other) or None
+        return before is not None and _are_same(_contents_like(one, before), before)
     return is_equal(vars(one), vars(other))
 
 
@@ -526,6 +579,25 @@ def _counts(thing):
 def is_foreign(module):
     """True for the name of a module whose objects no step changes, or which patches.py replaces."""
     return module.split(".")[0] in _FOREIGN
+
+
+def is_users(file, name=""):
+    """True for the file of a user's code, or a cell of a notebook; @name: of its module."""
+    if name.split(".")[0] in _STDLIB_NAMES or is_foreign(name):
+        return False
+    return file.startswith(_CELLS) or not file.startswith((PACKAGES, STDLIB, OWN, "<"))
+
+
+def _is_own(key):
+    """True for an attribute that the user, not torch, gives an optimizer or a scheduler."""
+    return key not in _OPTIMIZERS and not key.startswith("_optimizer_")
+
+
+def _functions_of(attribute):
+    """Yield the functions of an attribute of a class that are of the user's files."""
+    for one in (attribute, getattr(attribute, "__func__", None), *(getattr(attribute, key, None) for key in ("fget", "fset"))):
+        if isinstance(one, types.FunctionType) and is_users(one.__code__.co_filename, one.__module__ or ""):
+            yield one
 
 
 def _named(name, key):

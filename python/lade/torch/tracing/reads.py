@@ -17,12 +17,10 @@ import types
 import torch
 
 from .. import forms
-from .places import ENTRIES_MAX, LISTS as _LISTS, MODULE_FIELDS, Place, Places, entry_of, is_foreign
+from .places import ENTRIES_MAX, LISTS as _LISTS, MODULE_FIELDS, OWN as _OWN, PACKAGES as _PACKAGES, STDLIB as _STDLIB, STEPPED, \
+    Place, Places, entry_of, is_foreign, is_users
 
-_PACKAGES = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "")
-_STDLIB = os.path.join(os.path.dirname(os.__file__), "")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 _MONITORING = getattr(sys, "monitoring", None)  # since Python 3.12
 _TOOLS = 3, 4, 5  # of sys.monitoring, those that debuggers, coverage and profilers do not take first
 _PLAIN = (int, float, str)
@@ -30,7 +28,6 @@ _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"))
 _HAS_FLAG = sys.version_info >= (3, 12)  # the lowest bit of LOAD_ATTR's argument stands for a call
 _BY_TEXT = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter", "__getattribute__"))
-_CELLS = "<stdin", "<ipython", "<string>", "<python-input"
 
 
 class Codes:
@@ -144,13 +141,6 @@ def _names_of(code):
     return _Names(code)
 
 
-def is_users(file, name=""):
-    """True for the file of a user's code, or a cell of a notebook; @name: of its module."""
-    if name.split(".")[0] in sys.stdlib_module_names and name != "__main__" or is_foreign(name):
-        return False
-    return file.startswith(_CELLS) or not file.startswith((_PACKAGES, _STDLIB, _OWN, "<"))
-
-
 def _has_names(file):
     """True for a file whose code may ask for attributes of the user's objects."""
     if file.startswith(_TORCH):
@@ -200,7 +190,7 @@ class Reads(Places):
             file = getattr(sys.modules.get(thing.__module__), "__file__", None) or "<stdin>"
             if is_users(file, thing.__module__):
                 self._attributes(name + ".", thing)
-        else:
+        elif self.names is not None or not isinstance(thing, STEPPED):  # a scheduler counts its steps
             super()._visit(name, thing)
             if type(thing).__module__ != "builtins" and not is_foreign(type(thing).__module__):
                 self._queue += [(kind.__name__, kind) for kind in type(thing).__mro__]
@@ -223,19 +213,24 @@ class Reads(Places):
     def _cell(self, name, cell):
         self._add(_Entries(name, cell, {None: entry_of(cell, None)}, None))
 
-    def _hold(self, name, container, _wanted=None):
+    def _hold(self, name, container, wanted=None):
         if isinstance(container, dict) and name.endswith("."):
-            self._attributes(name, container)
+            self._attributes(name, container, wanted=wanted)
             return
         values = {} if len(container) > ENTRIES_MAX else dict(container if isinstance(container, dict) else enumerate(container))
         self._add(_Entries(name, container, values, None))
 
-    def _attributes(self, name, own, names=None):
-        """Hold the attributes of an object or a class that code may ask for, or globals with one of the @names."""
+    def _attributes(self, name, own, names=None, wanted=None):
+        """Hold the attributes of an object or a class that code may ask for, or globals with one of the @names.
+
+        @wanted(key): True for an attribute that may be held.
+        """
         called = self.called if names is None else ()
         names = self.names if names is None else names
+        if wanted is not None and names is not None:
+            names = frozenset(filter(wanted, names))
         values = {key: value for key, value in list(_table(own).items()) if key not in MODULE_FIELDS
-                  and (names is None or key in names or key in called and callable(value))}
+                  and (wanted is None or wanted(key)) and (names is None or key in names or key in called and callable(value))}
         self._add(_Entries(name, own, values, frozenset(_table(own)) if names is None else names))
 
     def _add(self, entries):

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Objects and settings that a step's code changes or reads: refused by name and put back, or a plan for each value.
+
+Usage: python_objects.py LIBLADE
+"""
+import importlib.util
+import os
+
+from fixture import F, SCRATCH, SEED, lade, nn, refused, torch
+
+
+def imported(name, text):
+    """Return a module of the user's with the code @text."""
+    path = os.path.join(SCRATCH.name, f"{name}.py")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HELPER = imported("helper", "count = 0\ntotal = None\n\ndef tick():\n    global count\n    count += 1\n    return count\n\n\n"
+                  "class Meter:\n    def tick(self):\n        return tick()\n\n\n"
+                  "def add(loss):\n    global total\n    total = loss if total is None else total + loss\n")
+TICK, METER = HELPER.tick, HELPER.Meter()
+
+
+class Private:
+    __slots__ = ("__n", "items")
+
+    def __init__(self):
+        self.__n, self.items = 0, [0]
+
+    def tick(self):
+        self.__n += 1
+        return self.__n
+
+
+class Both(Private):
+    """Has slots and a dict."""
+
+
+class Table(dict):
+    pass
+
+
+class Rows(list):
+    __slots__ = ("n",)
+
+
+class Names(set):
+    pass
+
+
+def net():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def batches(n=3):
+    return [(torch.randn(8, 16, generator=torch.Generator().manual_seed(s)),
+             torch.randint(0, 5, (8,), generator=torch.Generator().manual_seed(s))) for s in range(n)]
+
+
+def trained(model, optimizer, factor):
+    """Return a step whose loss has the factor @factor()."""
+    def train(x, y):
+        loss = F.cross_entropy(model(x), y) * factor()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    return train
+
+
+def refuses(model, optimizer, factor, *words):
+    """Assert that a step whose factor changes in each call is refused with the user's line, and changes nothing."""
+    before = lade.torch.digest(model, optimizer)
+    step = lade.torch.step(trained(model, optimizer, factor), model, optimizer, "100%", audit=False)
+    fault = refused(lade.CannotCapture, lambda: step(*batches(1)[0]), *words)
+    assert "python_objects.py" in str(fault) and lade.torch.digest(model, optimizer) == before, str(fault)
+
+
+def same_bits(make, between=lambda _i: None):
+    """Assert that captured steps have eager's losses and bits; @make() returns (train, model, optimizer)."""
+    runs = []
+    for budget in (None, "100%"):
+        train, model, optimizer = make()
+        call = train if budget is None else lade.torch.step(train, model, optimizer, budget, audit=False)
+        torch.manual_seed(SEED)
+        seen = []
+        for i, one in enumerate(batches()):
+            between(i)
+            seen.append(call(*one).tolist())
+        runs.append((seen, lade.torch.digest(model, optimizer)))
+    assert runs[0] == runs[1], (make.__name__, runs)
+
+
+def counted(owner, key="n"):
+    """Return a function that counts in an attribute and returns the count."""
+    def count():
+        setattr(owner, key, getattr(owner, key) + 1)
+        return getattr(owner, key)
+    return count
+
+
+def attributes_that_a_step_counts_in():
+    """Of a module, an optimizer, a scheduler, of classes like dict, list and set, and private slots."""
+    model, optimizer = net()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    private, both, table, rows, names = Private(), Both(), Table(a=1), Rows([1]), Names("a")
+    optimizer.mine = scheduler.mine = table.n = rows.n = names.n = both.m = 0
+
+    def in_slot():
+        private.items[0] += 1
+        return private.items[0]
+    for factor, word in ((counted(HELPER, "count"), "helper.count"), (lambda: TICK(), "helper.count"),
+                         (lambda: METER.tick(), "helper.count"), (counted(optimizer, "mine"), "AdamW.mine"),
+                         (counted(scheduler, "mine"), "StepLR.mine"), (counted(table), "owner.n"), (counted(rows), "Rows"),
+                         (counted(names), "owner.n"), (private.tick, "Private"), (in_slot, "items[0]"), (both.tick, "Both"),
+                         (counted(both, "m"), "owner.m")):
+        refuses(model, optimizer, factor, word)
+        assert (HELPER.count, optimizer.mine, scheduler.mine, table.n, rows.n, names.n, both.m) == (0,) * 7, word
+        assert private.items == [0] and private.tick() == 1 and both.tick() == 1, word
+        private._Private__n = both._Private__n = 0
+
+
+def modules_and_schedulers_are_read():
+    """A tensor that a module of the user's keeps is renewed; a scheduler's count chooses the plan."""
+    def totals():
+        model, optimizer = net()
+        HELPER.total = None
+
+        def factor():
+            HELPER.add(model[0].weight.detach().norm())
+            return HELPER.total
+        return trained(model, optimizer, factor), model, optimizer
+    same_bits(totals)
+
+    def scheduled():
+        model, optimizer = net()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        train = trained(model, optimizer, lambda: 0.5 ** scheduler.last_epoch)
+
+        def stepped(x, y):
+            loss = train(x, y)
+            scheduler.step()
+            return loss
+        return stepped, model, optimizer
+    same_bits(scheduled)
+
+
+for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read):
+    case()
+    print(case.__name__, flush=True)
