@@ -4,10 +4,15 @@
 
 Usage: python_objects.py LIBLADE
 """
+import contextlib
+import functools
 import importlib.util
 import os
 
 from fixture import F, SCRATCH, SEED, lade, nn, refused, torch
+from torch import set_flush_denormal
+
+from lade.torch.tracing.settings import Settings
 
 
 def imported(name, text):
@@ -153,6 +158,61 @@ def modules_and_schedulers_are_read():
     same_bits(scheduled)
 
 
-for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read):
+class Within:
+    """Runs the body of a module under a context."""
+
+    def __init__(self, model, context):
+        self.model, self.context = model, context
+
+    def __call__(self, x):
+        with self.context():
+            return self.model(x)
+
+
+def settings_that_kernels_read():
+    """Contexts and settings that a step enters and leaves are refused, and are as before."""
+    model, optimizer = net()
+
+    @contextlib.contextmanager
+    def threads():
+        torch.set_num_threads(2)
+        yield
+        torch.set_num_threads(1)
+
+    @contextlib.contextmanager
+    def flushed():
+        set_flush_denormal(True)
+        yield
+        set_flush_denormal(False)
+
+    @contextlib.contextmanager
+    def halves():
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        yield
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    flags = functools.partial(torch.backends.cudnn.flags, enabled=False, allow_tf32=True)
+    for context, word in ((functools.partial(torch.backends.mkldnn.flags, enabled=False), "mkldnn_enabled"),
+                          (flags, "cudnn_enabled"), (halves, "cublas_allow_bf16"), (threads, "number of threads"),
+                          (flushed, "set_flush_denormal")):
+        within, before = Within(model, context), Settings().before
+
+        def train(x, y):
+            loss = F.cross_entropy(within(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+        fault = refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%")(*batches(1)[0]), word)
+        assert "python_objects.py" in str(fault) and Settings().before == before, str(fault)
+
+    def backward_within(x, y):
+        loss = F.cross_entropy(model(x), y)
+        with torch.backends.mkldnn.flags(enabled=False):
+            loss.backward()
+        optimizer.step()
+        return loss.detach()
+    refused(lade.CannotCapture, lambda: lade.torch.step(backward_within, model, optimizer, "100%")(*batches(1)[0]), "mkldnn_enabled")
+
+
+for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read, settings_that_kernels_read):
     case()
     print(case.__name__, flush=True)
