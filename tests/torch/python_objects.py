@@ -8,10 +8,12 @@ import contextlib
 import functools
 import importlib.util
 import os
+from unittest import mock
 
 from fixture import F, SCRATCH, SEED, lade, nn, refused, torch
 from torch import set_flush_denormal
 
+from lade.torch import train_step
 from lade.torch.tracing.settings import Settings
 
 
@@ -90,7 +92,10 @@ def refuses(model, optimizer, factor, *words):
 
 
 def same_bits(make, between=lambda _i: None):
-    """Assert that captured steps have eager's losses and bits; @make() returns (train, model, optimizer)."""
+    """Assert that captured steps have eager's losses and bits; @make() returns (train, model, optimizer).
+
+    @between(i) runs before step i.
+    """
     runs = []
     for budget in (None, "100%"):
         train, model, optimizer = make()
@@ -213,6 +218,32 @@ def settings_that_kernels_read():
     refused(lade.CannotCapture, lambda: lade.torch.step(backward_within, model, optimizer, "100%")(*batches(1)[0]), "mkldnn_enabled")
 
 
-for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read, settings_that_kernels_read):
+def variables_of_the_environment_are_read():
+    """Each value has a plan, also that of a variable that comes later or goes; others, and equal values, make none."""
+    values = [{"LADE_TEST_A": "3"}, {"LADE_TEST_A": "3", "LADE_TEST_OTHER": "1"}, {"LADE_TEST_B": "2"}]
+
+    def put(i):
+        for key in {key for one in values for key in one}:
+            os.environ.pop(key, None)
+        os.environ.update(values[i])
+
+    def asked():
+        return float(os.getenv("LADE_TEST_A", "1")) * (2 if "LADE_TEST_B" in os.environ else 1)
+
+    def whole():
+        return sum(float(value) for key, value in os.environ.items() if key.startswith("LADE_TEST_"))
+    for factor, n_captures in ((asked, 2), (whole, 3)):
+        def made():
+            model, optimizer = net()
+            return trained(model, optimizer, factor), model, optimizer
+        with mock.patch.object(train_step, "trace", side_effect=train_step.trace) as trace:
+            same_bits(made, put)
+        assert trace.call_count == n_captures, (factor.__name__, trace.call_count)
+    put(2)
+    os.environ.pop("LADE_TEST_B")
+
+
+for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read, settings_that_kernels_read,
+             variables_of_the_environment_are_read):
     case()
     print(case.__name__, flush=True)

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import types
+from unittest import mock
 
 import torch
 
@@ -23,7 +24,8 @@ from .places import ENTRIES_MAX, LISTS as _LISTS, MODULE_FIELDS, OWN as _OWN, PA
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _MONITORING = getattr(sys, "monitoring", None)  # since Python 3.12
 _TOOLS = 3, 4, 5  # of sys.monitoring, those that debuggers, coverage and profilers do not take first
-_PLAIN = (int, float, str)
+_PLAIN = (int, float, str, bytes)
+_LOOKUPS = os.path.join(_STDLIB, "os.py"), os.path.join(_STDLIB, "_collections_abc.py"), "<frozen "  # that os.environ runs in
 _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"))
 _HAS_FLAG = sys.version_info >= (3, 12)  # the lowest bit of LOAD_ATTR's argument stands for a call
@@ -41,6 +43,7 @@ class Codes:
     def __init__(self):
         self.found, self.is_on, self.tool = {}, False, None  # found: (id of a code object, id of globals) -> both
         self.thread = None
+        self.variables = Variables()
 
     def _note(self, frame, event, _arg):
         if event == "call":
@@ -63,6 +66,7 @@ class Codes:
 
     def __enter__(self):
         self.thread = threading.get_ident()
+        self.variables.__enter__()
         self.tool = next((tool for tool in _TOOLS if _MONITORING.get_tool(tool) is None), None) if _MONITORING else None
         if self.tool is not None:
             _MONITORING.use_tool_id(self.tool, "lade")
@@ -75,6 +79,7 @@ class Codes:
         return self
 
     def __exit__(self, *fault):
+        self.variables.__exit__(*fault)
         if self.tool is not None:
             self._monitor(None, 0)
             _MONITORING.free_tool_id(self.tool)
@@ -92,6 +97,51 @@ class Codes:
 
     def resume(self):
         sys.setprofile(self._note)
+
+
+class Variables:
+    """Within this context the keys of the environment that code asks for are noted, but for code of torch and Python's library.
+
+    Reads by all threads count: another variable that a plan depends on costs a comparison in each call.
+    """
+
+    def __init__(self):
+        self.keys, self.is_whole = set(), False  # as os.environ stores them; is_whole: all of them are read
+
+    def __enter__(self):
+        kind, variables = type(os.environ), self
+        self.patches = [mock.patch.object(kind, name, variables._noting(getattr(kind, name))) for name in ("__getitem__", "__iter__", "__len__")]
+        for patch in self.patches:
+            patch.__enter__()
+
+    def __exit__(self, *fault):
+        for patch in self.patches:
+            patch.__exit__(*fault)
+
+    def _noting(self, plain):
+        def noted(environment, *key):
+            if environment is os.environ and _has_names(_caller()):
+                if not key:
+                    self.is_whole = True
+                elif isinstance(key[0], str):
+                    self.keys.add(environment.encodekey(key[0]))
+            return plain(environment, *key)
+        return noted
+
+    def entries(self):
+        """Return the entries of the environment that were read, or None."""
+        own = os.environ._data
+        if self.is_whole:
+            return _Entries("os.environ", own, dict(own), None)
+        return _Entries("os.environ.", own, {key: own[key] for key in self.keys if key in own}, frozenset(self.keys)) if self.keys else None
+
+
+def _caller():
+    """Return the file of the code that asks os.environ."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_LOOKUPS):
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame is not None else ""
 
 
 def _is_of_python(frame):
@@ -165,6 +215,7 @@ class Reads(Places):
                 if _has_names(code.co_filename):
                     all_names.join(_names_of(code))
             self.names, self.called = all_names.asked(), all_names.methods
+        self.environment = codes.variables.entries()
         super().__init__(fn, modules, arguments)
 
     def holders(self, own, places):
@@ -178,6 +229,8 @@ class Reads(Places):
                 yield name
 
     def _start(self):
+        if self.environment is not None:
+            self._add(self.environment)
         for code, own in self.codes:
             if is_users(code.co_filename, str(own.get("__name__") or "")):
                 self._attributes("", own, _names_of(code).globals)
@@ -304,6 +357,7 @@ class _Entries:
     def label(self, key):
         if isinstance(self.container, types.CellType):
             return self.name
+        key = os.fsdecode(key) if isinstance(key, bytes) and self.names is not None else key
         return f"{self.name}{key}" if self.names is not None else f"{self.name}[{key!r}]"
 
     def _place(self, key):
