@@ -4,13 +4,17 @@
 
 Usage: python_objects.py LIBLADE
 """
+import array
 import contextlib
+import copy
 import functools
 import importlib.util
 import os
+import weakref
 from unittest import mock
 
 from fixture import F, SCRATCH, SEED, lade, nn, refused, torch
+import numpy
 from torch import set_flush_denormal
 
 from lade.torch import train_step
@@ -243,7 +247,76 @@ def variables_of_the_environment_are_read():
     os.environ.pop("LADE_TEST_B")
 
 
+def contents_that_a_step_changes():
+    """Large containers, arrays, views of bytes and weak dicts, and signs of zeros: refused, and as before."""
+    model, optimizer = net()
+    names, rows, table = set(range(20_000)), [0.0] * 20_000, dict.fromkeys(range(20_000), 0)
+    numbers, flags, large = array.array("d", [0.0]), memoryview(bytearray(2)), numpy.zeros(20_000)
+    objects, weak, zero = numpy.array([0, None], dtype=object), weakref.WeakKeyDictionary({model: 0}), [0.0]
+
+    def added():
+        names.add(len(names))
+        return len(names)
+
+    def set_in(container, key, value):
+        container[key] = value(container[key]) if callable(value) else value
+        return 1 + float(container[key])
+
+    def next_of(number):
+        return number + 1
+    for factor, word in ((added, "the set names"), (lambda: set_in(rows, 5, next_of), "an entry of rows"),
+                         (lambda: set_in(table, 5, next_of), "an entry of table"), (lambda: table.pop(7, 1), "len(table)"),
+                         (lambda: set_in(numbers, 0, next_of), "the array numbers"),
+                         (lambda: set_in(flags, 1, next_of), "the memoryview flags"),
+                         (lambda: set_in(large, 9, next_of), "the ndarray large"),
+                         (lambda: set_in(objects, 0, next_of), "the ndarray objects"),
+                         (lambda: set_in(weak, model, next_of), "[a Sequential]"), (lambda: set_in(zero, 0, float.__neg__), "zero[0]")):
+        refuses(model, optimizer, factor, word)
+        assert (len(names), rows[5], table[5], table[7], numbers[0], flags[1], large[9], objects[0], weak[model]) == (20_000,) + (0,) * 8
+        assert str(zero[0]) == "0.0" and list(table) == list(range(20_000)) and len(table) == 20_000, word
+
+    def settled():
+        rows[5], kept["nan"], table[5] = 0.0, float("nan"), 0
+        return 1.0
+    kept = {"nan": float("nan")}
+
+    def made():
+        own = net()
+        return trained(*own, settled), *own
+    with mock.patch.object(train_step, "trace", side_effect=train_step.trace) as trace:
+        same_bits(made)
+    assert trace.call_count == 1  # equal numbers, and one that is none, are no change
+
+
+class Holder:
+    __slots__ = ("items",)
+
+
+def large_objects_that_a_step_makes():
+    """A capture does not look through all of one, so it is refused, as a tensor in it would be one of the capture."""
+    model, optimizer = net()
+    kept = [Holder()]
+
+    def factor():
+        kept[0] = Holder()
+        kept[0].items = [[i] for i in range(30_000)]
+        return 1.0
+    refuses(model, optimizer, factor, "a Holder with over 20000 new objects in kept[0]")
+
+
+def states_of_optimizers_have_no_operators():
+    model, optimizer = net()
+
+    def merged():
+        optimizer.state |= {}
+        return 1
+    for factor in (lambda: len({} | optimizer.state), lambda: len(optimizer.state | {}), lambda: len([*reversed(optimizer.state)]),
+                   lambda: float(optimizer.state != {}), lambda: len(copy.copy(optimizer.state)), merged):
+        refuses(model, optimizer, factor, "optimizer.state")
+
+
 for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read, settings_that_kernels_read,
-             variables_of_the_environment_are_read):
+             variables_of_the_environment_are_read, contents_that_a_step_changes, large_objects_that_a_step_makes,
+             states_of_optimizers_have_no_operators):
     case()
     print(case.__name__, flush=True)

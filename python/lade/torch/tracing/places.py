@@ -8,12 +8,15 @@ found by comparing everything that its code reaches before and after the capture
 Some changes make each step another graph, and are refused by name: numbers and texts that change, lists that grow,
 iterators that advance, generators of random numbers that draw.
 """
+import array
 import collections
 import contextlib
 import functools
 import gc
+import operator
 import os
 import random
+import struct
 import sys
 import types
 import weakref
@@ -30,11 +33,16 @@ from .numbers import ComputedNumber, line_of
 MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
 _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multiprocessing", "weakref", "importlib",
             "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
-ENTRIES_MAX = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
+ENTRIES_MAX = 10_000   # of a container; those of larger ones, such as data sets, are compared, and not looked into
+_COMPARED_MAX = 1 << 22  # entries of a container, of which a capture keeps a copy; larger ones have their length compared alone
+_COPIED_MAX = 1 << 26   # bytes of all large arrays that a capture copies; others are not compared
+_SMALL_MAX = 1 << 17    # bytes of an array that is always copied
 _VISITED_MAX = 200_000  # containers
 _STDLIB_NAMES = sys.stdlib_module_names - {"__main__"}
-_MADE_MAX = 2_000       # objects within one that a step makes
+_MADE_MAX = 20_000      # objects within one that a step makes
+_BITS = struct.Struct("dd")
 LISTS = (list, collections.deque)
+_BUFFERS = bytearray, array.array, memoryview
 _SKIPPED = torch.Tensor, type, types.ModuleType
 STEPPED = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
 _OPTIMIZERS = frozenset(("param_groups", "state", "defaults", "step", "_opt_called", "_zero_grad_profile_name"))  # others have them
@@ -175,6 +183,7 @@ class Places:
         self.moving = []  # (name, iterator or generator, its state before)
         self.keyed = []  # (name, dict or set with tensors as its keys, its entries before)
         self.contents = []  # (name, set, array or object with slots, a copy of its contents before)
+        self.copied_bytes = 0  # of large arrays
         self.fakes = {}  # of exchange(): id of a tensor, or of a tuple with tensors -> itself, the one in its place
         self.globals, self.met, self.parameters = None, set(), set()
         self.modules = []  # all that the code reaches, those of the model too
@@ -213,8 +222,10 @@ class Places:
         elif isinstance(thing, (dict, *LISTS)):
             self._hold(name, thing)
             self._object(name, thing)
-        elif contents_of(thing) is not None:
-            self.contents.append((name, thing, contents_of(thing)))
+        elif isinstance(thing, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)):
+            self._queue.append((name, thing.data))
+        elif _has_contents(thing):
+            self._content(name, thing)
             self._object(name, thing)
         elif isinstance(thing, tuple):
             self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MAX])]
@@ -228,6 +239,18 @@ class Places:
             self._cell(name, thing)
         else:
             self._object(name, thing)
+
+    def _content(self, name, thing):
+        """Hold the contents of a set or an array."""
+        n_bytes = getattr(thing, "nbytes", 0)
+        if n_bytes > _SMALL_MAX:
+            if self.copied_bytes + n_bytes > _COPIED_MAX:
+                return
+            self.copied_bytes += n_bytes
+        contents = contents_of(thing)
+        self.contents.append((name, thing, contents))
+        if isinstance(contents, list):
+            self._queue += [(f"{name}[{i}]", one) for i, one in enumerate(contents[:ENTRIES_MAX])]
 
     def _object(self, name, thing):
         """Hold the attributes of an object; a dict, a list or a set of the user's class has some beside its entries."""
@@ -309,12 +332,12 @@ class Places:
 
     def _hold(self, name, container, wanted=None):
         is_dict = isinstance(container, dict)
-        if wanted is not None:
-            self.wanted.setdefault(id(container), []).append(wanted)
-        elif is_dict:
+        if wanted is None:
             self.wanted.pop(id(container), None)
+        elif id(container) in self.wanted or id(container) not in self.held:
+            self.wanted.setdefault(id(container), []).append(wanted)
         if len(container) > ENTRIES_MAX:
-            self.held[id(container)] = name, container, len(container)
+            self.held[id(container)] = name, container, _Large(container)
             return
         before = self.held.get(id(container), (None, None, {} if is_dict else []))[2]
         if is_dict:
@@ -369,9 +392,11 @@ class Places:
         for name, container, before in self.held.values():
             if isinstance(container, types.CellType):
                 found += self._compared(name, container, None, before, fakes)
-            elif isinstance(before, int):
-                if len(container) != before:
+            elif isinstance(before, _Large):
+                if len(container) != before.length:
                     refuse_change(f"len({name})")
+                if not before.is_same(container):
+                    refuse_change(f"an entry of {name}")
             elif isinstance(container, type):
                 for key, value in before.items():
                     found += self._compared(f"{name}{key}", container, key, value, fakes)
@@ -402,7 +427,7 @@ class Places:
         now = entry_of(container, key)
         if now is before or now is fakes.get(id(before), before):
             return []
-        if isinstance(now, _PLAIN) and type(now) is type(before) and now == before:
+        if isinstance(now, _PLAIN) and is_equal(now, before):
             return []
         if isinstance(now, _PLAIN) and not isinstance(before, (*_PLAIN, type(None))) and before is not ABSENT:
             refuse_change(name)
@@ -419,9 +444,13 @@ class Places:
         if not _tensors(now) and not isinstance(now, _PLAIN):
             if id(now) not in self.met and is_equal(now, before):
                 return []
-            if _reaches_fakes(now, self.met):
+            reaches = _reaches_fakes(now, self.met)
+            if reaches:
                 raise CannotCapture(f"the step keeps a {type(now).__name__} with tensors in {name}; keep the tensors alone, or "
                                     "return them", "Python state")
+            if reaches is None:
+                raise CannotCapture(f"the step keeps a {type(now).__name__} with over {_MADE_MAX} new objects in {name}; make it outside "
+                                    "of the step", "Python state")
             return [Place(name, container, key, before)]
         if n_before and n_before != len(_tensors(now)):
             refuse_change(f"the number of tensors in {name}")
@@ -433,8 +462,8 @@ class Places:
             if isinstance(container, types.CellType):
                 if entry_of(container, None) is not before:
                     _set(container, None, before)
-            elif isinstance(before, int):
-                continue
+            elif isinstance(before, _Large):
+                before.restore(container)
             elif isinstance(container, type):
                 for key in [key for key, value in before.items() if entry_of(container, key) is not value]:
                     _set(container, key, before[key])
@@ -455,18 +484,66 @@ class Places:
                 _set_contents(thing, before)
 
 
+class _Large:
+    """The entries of a large list or dict, which a step does not exchange; those that it makes anew and equal are the same."""
+
+    def __init__(self, container):
+        self.length = len(container)
+        self.parts = self._of(container)
+
+    def _of(self, container):
+        """Return lists of the keys and values of a dict, or of the entries of a list."""
+        if len(container) > _COMPARED_MAX:
+            return []
+        return [list(container), list(container.values())] if isinstance(container, dict) else [list(container)]
+
+    def is_same(self, container):
+        pairs = zip(self._of(container), self.parts)
+        return len(container) == self.length and all(all(map(operator.is_, *pair)) or all(map(_is_same, *pair)) for pair in pairs)
+
+    def restore(self, container):
+        if not self.parts or self.is_same(container):
+            return
+        container.clear()
+        if isinstance(container, dict):
+            container.update(zip(*self.parts))
+        else:
+            container.extend(self.parts[0])
+
+
+def _is_same(now, before):
+    """True for the same object, or an equal number or text."""
+    return now is before or isinstance(now, _PLAIN) and is_equal(now, before)
+
+
 def _refill(container, entries):
     container.clear()
     container.update(entries)
 
 
+def _has_contents(thing):
+    """True for a set or an array, whose contents are compared as a whole."""
+    return isinstance(thing, (set, *_BUFFERS)) or _is_array(thing)
+
+
+def _is_array(thing):
+    """True for NumPy's arrays and scalars."""
+    return type(thing).__module__ == "numpy" and hasattr(thing, "tobytes") and hasattr(thing, "flags")
+
+
 def contents_of(thing):
-    """Return a copy of the contents of a small set or array, or None for other things."""
-    if isinstance(thing, (set, bytearray)):
-        return type(thing)(thing) if len(thing) <= ENTRIES_MAX else None
-    if type(thing).__module__ == "numpy" and hasattr(thing, "tobytes") and hasattr(thing, "flags"):
-        return thing.tobytes() if thing.size <= ENTRIES_MAX and not thing.dtype.hasobject else None
-    return None
+    """Return a copy of the contents of a set or array, a large set's length, or None for other things."""
+    if isinstance(thing, set):
+        return set(thing) if len(thing) <= _COMPARED_MAX else len(thing)
+    if isinstance(thing, bytearray):
+        return bytes(thing)
+    if isinstance(thing, _BUFFERS):
+        return thing.tobytes()
+    if not _is_array(thing):
+        return None
+    if thing.dtype == object:
+        return thing.ravel().tolist()
+    return None if thing.dtype.hasobject else thing.tobytes()
 
 
 def slots_in(thing):
@@ -481,10 +558,11 @@ def _contents_like(thing, before):
 
 def _are_same(now, before):
     """True if the contents of a thing, or its slots, are those that it had before."""
+    if isinstance(before, list):
+        return len(now) == len(before) and all(map(_is_same, now, before))
     if not isinstance(before, dict):
         return now == before
-    return now.keys() == before.keys() and all(one is before[key] or isinstance(one, _PLAIN) and is_equal(one, before[key])
-                                               for key, one in now.items())
+    return now.keys() == before.keys() and all(_is_same(one, before[key]) for key, one in now.items())
 
 
 def _set_contents(thing, before):
@@ -495,9 +573,16 @@ def _set_contents(thing, before):
             elif hasattr(thing, key):
                 delattr(thing, key)
     elif isinstance(thing, set):
-        _refill(thing, before)
-    elif isinstance(thing, bytearray):
-        thing[:] = before
+        if isinstance(before, set):
+            _refill(thing, before)
+    elif isinstance(thing, _BUFFERS):
+        if isinstance(thing, memoryview) and thing.c_contiguous:
+            thing = thing.cast("B")
+        thing[:] = array.array(thing.typecode, before) if isinstance(thing, array.array) else \
+            memoryview(before).cast(thing.format) if isinstance(thing, memoryview) else before
+    elif isinstance(before, list):
+        for i, one in enumerate(before):
+            thing.flat[i] = one
     else:
         numpy = sys.modules["numpy"]
         thing[...] = numpy.frombuffer(before, thing.dtype).reshape(thing.shape)
@@ -518,6 +603,8 @@ def is_equal(one, other):
         return True
     if type(one) is not type(other) or isinstance(one, torch.Tensor):
         return False
+    if isinstance(one, (float, complex)):  # by bits: 0.0 is not -0.0, and a number that is none is itself
+        return _BITS.pack(one.real, one.imag) == _BITS.pack(other.real, other.imag)
     if isinstance(one, _PLAIN):
         return one == other
     if isinstance(one, types.FunctionType):
@@ -601,6 +688,8 @@ def _functions_of(attribute):
 
 
 def _named(name, key):
+    if isinstance(key, weakref.ref):
+        return f"{name}[a {type(key()).__name__}]"
     return f"{name}{key}" if not name or name.endswith(".") else f"{name}[{key!r}]"
 
 
@@ -624,9 +713,14 @@ def keeps_fakes(thing):
 
 
 def _reaches_fakes(thing, met):
-    """True if an object that the step has made holds tensors of the capture. @met: ids of objects that were there before."""
+    """True if an object that the step has made holds tensors of the capture, None if it is too large to tell.
+
+    @met: ids of objects that were there before.
+    """
     queue, seen = [thing], set(met)
-    while queue and len(seen) - len(met) < _MADE_MAX:
+    while queue:
+        if len(seen) - len(met) >= _MADE_MAX:
+            return None
         one = queue.pop()
         if isinstance(one, FakeTensor):
             return True

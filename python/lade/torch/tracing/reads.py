@@ -273,6 +273,9 @@ class Reads(Places):
         values = {} if len(container) > ENTRIES_MAX else dict(container if isinstance(container, dict) else enumerate(container))
         self._add(_Entries(name, container, values, None))
 
+    def _content(self, name, thing):
+        pass  # the contents of sets and arrays are constants
+
     def _attributes(self, name, own, names=None, wanted=None):
         """Hold the attributes of an object or a class that code may ask for, or globals with one of the @names.
 
