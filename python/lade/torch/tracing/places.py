@@ -489,16 +489,14 @@ class _Large:
 
     def __init__(self, container):
         self.length = len(container)
-        self.parts = self._of(container)
+        self.parts = list(map(list, self._parts(container))) if self.length <= _COMPARED_MAX else []
 
-    def _of(self, container):
-        """Return lists of the keys and values of a dict, or of the entries of a list."""
-        if len(container) > _COMPARED_MAX:
-            return []
-        return [list(container), list(container.values())] if isinstance(container, dict) else [list(container)]
+    @staticmethod
+    def _parts(container):
+        return (container.keys(), container.values()) if isinstance(container, dict) else (container,)
 
     def is_same(self, container):
-        pairs = zip(self._of(container), self.parts)
+        pairs = list(zip(self._parts(container), self.parts))
         return len(container) == self.length and all(all(map(operator.is_, *pair)) or all(map(_is_same, *pair)) for pair in pairs)
 
     def restore(self, container):
