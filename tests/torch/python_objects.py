@@ -279,6 +279,14 @@ def contents_that_a_step_changes():
         rows[5], kept["nan"], table[5] = 0.0, float("nan"), 0
         return 1.0
     kept = {"nan": float("nan")}
+    room = [bytearray(1 << 26), array.array("d", bytes(1 << 26))]  # too much to copy both in each capture
+
+    def lasts():
+        room[0][-1] += 1
+        room[1][-1] += 1
+        return 1.0
+    refuses(model, optimizer, lasts, "room[")
+    assert sorted(float(one[-1]) for one in room) == [0, 1]
 
     def made():
         own = net()

@@ -242,7 +242,7 @@ class Places:
 
     def _content(self, name, thing):
         """Hold the contents of a set or an array."""
-        n_bytes = getattr(thing, "nbytes", 0)
+        n_bytes = memoryview(thing).nbytes if isinstance(thing, _BUFFERS) else getattr(thing, "nbytes", 0)
         if n_bytes > _SMALL_MAX:
             if self.copied_bytes + n_bytes > _COPIED_MAX:
                 return
