@@ -10,6 +10,7 @@ import copy
 import functools
 import importlib.util
 import os
+import types
 import weakref
 from unittest import mock
 
@@ -35,6 +36,7 @@ def imported(name, text):
 HELPER = imported("helper", "count = 0\ntotal = None\n\ndef tick():\n    global count\n    count += 1\n    return count\n\n\n"
                   "class Meter:\n    def tick(self):\n        return tick()\n\n\n"
                   "def add(loss):\n    global total\n    total = loss if total is None else total + loss\n")
+training = 1.0
 TICK, METER = HELPER.tick, HELPER.Meter()
 
 
@@ -176,6 +178,20 @@ class Within:
     def __call__(self, x):
         with self.context():
             return self.model(x)
+
+
+def attributes_have_names_of_modules():
+    """Such as training, a flag of many programs: one that changes between steps chooses the plan."""
+    own = types.SimpleNamespace(training=1.0)
+
+    def made():
+        model, optimizer = net()
+        return trained(model, optimizer, lambda: own.training * training), model, optimizer
+
+    def changed(i):
+        global training
+        own.training, training = [(1.0, 1.0), (2.0, 1.0), (2.0, 0.5)][i]
+    same_bits(made, changed)
 
 
 def settings_that_kernels_read():
@@ -323,7 +339,8 @@ def states_of_optimizers_have_no_operators():
         refuses(model, optimizer, factor, "optimizer.state")
 
 
-for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read, settings_that_kernels_read,
+for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read, attributes_have_names_of_modules,
+             settings_that_kernels_read,
              variables_of_the_environment_are_read, contents_that_a_step_changes, large_objects_that_a_step_makes,
              states_of_optimizers_have_no_operators):
     case()

@@ -251,7 +251,7 @@ class Reads(Places):
     def _module(self, module):
         kind, own = type(module).__name__ + ".", vars(module)
         if not isinstance(module, torch.jit.ScriptModule):
-            self._attributes(kind, own)
+            self._attributes(kind, own, wanted=lambda key: key not in MODULE_FIELDS)
             self._add(_Entries(kind, module._modules, dict(module._modules), None))
             self._queue += [(kind + key, hook) for key in own if key.endswith("_hooks") for hook in (own[key] or {}).values()]
             for key, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -281,13 +281,12 @@ class Reads(Places):
 
         @wanted(key): True for an attribute that may be held.
         """
-        called = self.called if names is None else ()
+        called = (self.called if names is None else None) or ()
         names = self.names if names is None else names
-        if wanted is not None and names is not None:
-            names = frozenset(filter(wanted, names))
-        values = {key: value for key, value in list(_table(own).items()) if key not in MODULE_FIELDS
-                  and (wanted is None or wanted(key)) and (names is None or key in names or key in called and callable(value))}
-        self._add(_Entries(name, own, values, frozenset(_table(own)) if names is None else names))
+        names = frozenset(filter(wanted, _table(own) if names is None else names))
+        values = {key: value for key, value in list(_table(own).items())
+                  if key in names or key in called and callable(value) and (wanted is None or wanted(key))}
+        self._add(_Entries(name, own, values, names))
 
     def _add(self, entries):
         """Hold entries, and visit their values."""
@@ -353,7 +352,7 @@ class _Entries:
             new = _table(self.container).keys() - self.shape
             self.shape = _shape(self.container)
             found += [self._place(key) for key in new if key in self.names and key not in self.values
-                      and key not in MODULE_FIELDS and (id(self.container), key) not in known
+                      and (id(self.container), key) not in known
                       and not any(place.key == key for place in found)]
         return found
 
