@@ -12,6 +12,7 @@ import os
 import pickle
 import struct
 import sys
+import types
 from unittest import mock
 
 from fixture import *  # noqa: F403
@@ -525,7 +526,7 @@ def attributes_are_those_of_the_tensors():
 
 
 def tensors_of_the_model_are_found_elsewhere():
-    """In variables, lists, tuples, sets, keys, ids, addresses and classes of the step; those of a helper's class are refused."""
+    """In variables, lists, tuples, sets, keys, ids, addresses and classes of the step; others are refused."""
     held = {}
 
     def hold(model, x, i):
@@ -549,11 +550,12 @@ def tensors_of_the_model_are_found_elsewhere():
     compared(clipped, 1, hold_in_class)
     assert type(Slots.first) is nn.Parameter
 
-    model, room = net(), {"__name__": "helper"}
-    exec(compile("class Held: first = None\ndef first(): return Held.first", "helper.py", "exec"), room)
-    room["Held"].first, first = model[0].weight, room["first"]
-    train, optimizer = made(lambda model, loss: first() is model[0].weight, model)
-    refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%", audit=False)(X), "Held.first", "its module")
+    model, far = net(), types.ModuleType("far")
+    exec("def read():\n    return WEIGHT", vars(far))
+    far.WEIGHT = model[0].weight
+    train, optimizer = made(lambda model, loss: sys.modules["far"].read() is model[0].weight, model)
+    with mock.patch.dict(sys.modules, far=far):
+        refused(lade.CannotCapture, lambda: lade.torch.step(train, model, optimizer, "100%", audit=False)(X), "WEIGHT", "its module")
 
 
 def refused_use(use):
@@ -593,13 +595,10 @@ def other_uses_are_refused():
                  "%s": "print or log it", "%f": "after the step", "%.4f": "print or log it"}.get(name, "")
         assert words in str(fault) and lade.torch.digest(model) == before and not kept, (name, fault)
     fault = refused_use(lambda m, loss: KEPT.kept.append(loss.item()))
-    assert "adds the number of .item() to KEPT.kept" in str(fault) and "computed_numbers.py" in fault.line, fault
-    room = {"__name__": "helper"}
-    exec(compile("class Held: kept = []\ndef keep(one): Held.kept.append(one)", "helper.py", "exec"), room)
-    keep = room["keep"]
-    fault = refused_use(lambda m, loss: keep(loss.item()))
+    assert "adds the number of .item() to KEPT.kept" in str(fault) and "computed_numbers.py" in fault.line and not KEPT.kept, fault
+    with mock.patch.dict(sys.modules, far=types.SimpleNamespace(kept=[])):
+        fault = refused_use(lambda m, loss: sys.modules["far"].kept.append(loss.item()))
     assert "keeps the number of .item() in Python" in str(fault) and "computed_numbers.py" in fault.line, fault
-    KEPT.kept.clear()
     fault = refused_use(lambda m, loss: setattr(m, "last", loss.item()))
     assert "keeps the number of .item() in" in str(fault) and "assign it after the step" in str(fault), fault
     assert "computed_numbers.py" in fault.line, fault

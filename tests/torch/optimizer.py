@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """lade.torch.AdamW: bits do not depend on the place of the state, state round trips, torch holds none of it.
 
+The cases of bench/torch/cuda_check.py run last, on the CPU where there is no CUDA device.
 Usage: optimizer.py LIBLADE
 """
 import copy
 import itertools
+import json
 import os
+import subprocess
+import sys
 import tempfile
 
-from fixture import GPT, batch, lade, plain, refused, torch
+from fixture import GPT, ROOT, batch, lade, plain, refused, torch
 
 from lade.torch import AdamW
 from lade.torch.pricing.meter import events_of
@@ -118,6 +122,21 @@ def pieces_and_failures(scratch):
     assert len(set(wanted)) == len(wanted) > 20
 
 
+def devices_are_checked():
+    device = [] if torch.cuda.is_available() else ["--device", "cpu"]
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "bench", "torch", "cuda_check.py"), *device, "--small",
+                           "--seconds", "300", "audit", "adamw", "saved", "limit"], stdout=subprocess.PIPE, text=True)
+    print(done.stdout)
+    lines = {line["case"]: line for line in map(json.loads, filter(lambda t: t.startswith("{"), done.stdout.splitlines()))
+             if "case" in line}
+    assert done.returncode == 0, done.returncode
+    assert len(lines) == 6 and not any("error" in line or "skipped" in line for line in lines.values()), lines
+    planned = [line for line in lines.values() if "planned" in line]
+    assert len(planned) == 3 and all(line["planned"] == line["measured"] and line["is_same"] for line in planned), planned
+    assert lines["adamw fp32"]["from_torch"] < 1e-4 and lines["adamw fp32"]["is_same_on_store"], lines["adamw fp32"]
+    assert lines["saved store"]["moved"] > lines["saved store"]["limit"] and lines["saved store"]["is_bounded"]
+
+
 with tempfile.TemporaryDirectory(prefix="lade-optimizer-", dir=os.getcwd()) as folder:
     places_have_equal_bits(folder)
     it_is_close_to_torch()
@@ -126,3 +145,4 @@ with tempfile.TemporaryDirectory(prefix="lade-optimizer-", dir=os.getcwd()) as f
     schedulers_and_groups()
     errors_have_names(folder)
     pieces_and_failures(folder)
+devices_are_checked()

@@ -24,6 +24,7 @@ from ...errors import CannotCapture
 from .. import generators, optimizers
 from . import assignment, draws, fakes, numbers, packed, spans
 from .batch_norm import averages
+from .settings import flushing
 from .state import accumulators
 
 # A checkpoint's generator in one torch release and the other.
@@ -292,7 +293,7 @@ def capturing(recorder):
             stack.enter_context(mock.patch.object(checkpoint, "CheckpointFunction", _PlainReentrant))
         for patch in (*_schedulers(recorder), *_scalers(recorder), *_known_is_real(recorder), _applied(), _checks(recorder),
                       _last_rates(recorder), accumulators(recorder.fakes), averages(), _lengths(), _lists(recorder), *_tensors(), *assignment.patches(),
-                      *spans.patches(), *numbers.patches(), *packed.patches(recorder.watch)):
+                      *spans.patches(), *flushing(), *numbers.patches(), *packed.patches(recorder.watch)):
             stack.enter_context(patch)
         # A step casts a weight once for all its uses, so their gradients are summed in the low precision.
         stack.enter_context(mock.patch.object(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext))

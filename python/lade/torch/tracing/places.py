@@ -8,11 +8,15 @@ found by comparing everything that its code reaches before and after the capture
 Some changes make each step another graph, and are refused by name: numbers and texts that change, lists that grow,
 iterators that advance, generators of random numbers that draw.
 """
+import array
 import collections
 import contextlib
 import functools
 import gc
+import operator
+import os
 import random
+import struct
 import sys
 import types
 import weakref
@@ -29,12 +33,23 @@ from .numbers import ComputedNumber, line_of
 MODULE_FIELDS = frozenset({*vars(torch.nn.Module()), "_flat_weights"})  # trace.py exchanges and restores them
 _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multiprocessing", "weakref", "importlib",
             "concurrent", "tokenizers")  # packages whose objects no step changes, or which patches.py replaces
-ENTRIES_MAX = 10_000   # of a container; larger ones, such as data sets, have their length compared alone
+ENTRIES_MAX = 10_000   # of a container; those of larger ones, such as data sets, are compared, and not looked into
+_COMPARED_MAX = 1 << 22  # entries of a container, of which a capture keeps a copy; larger ones have their length compared alone
+_COPIED_MAX = 1 << 26   # bytes of all large arrays that a capture copies; others are not compared
+_SMALL_MAX = 1 << 17    # bytes of an array that is always copied
 _VISITED_MAX = 200_000  # containers
 _STDLIB_NAMES = sys.stdlib_module_names - {"__main__"}
-_MADE_MAX = 2_000       # objects within one that a step makes
+_MADE_MAX = 20_000      # objects within one that a step makes
+_BITS = struct.Struct("dd")
 LISTS = (list, collections.deque)
-_SKIPPED = (torch.Tensor, type, types.ModuleType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_BUFFERS = bytearray, array.array, memoryview
+_SKIPPED = torch.Tensor, type, types.ModuleType
+STEPPED = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
+_OPTIMIZERS = frozenset(("param_groups", "state", "defaults", "step", "_opt_called", "_zero_grad_profile_name"))  # others have them
+PACKAGES = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "")
+STDLIB = os.path.join(os.path.dirname(os.__file__), "")
+OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+_CELLS = "<stdin", "<ipython", "<string>", "<python-input"
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 
 
@@ -58,7 +73,10 @@ def _set(container, key, value):
         else:
             container.cell_contents = value
     elif isinstance(container, type):
-        setattr(container, key, value) if value is not ABSENT else delattr(container, key)
+        if value is ABSENT:
+            delattr(container, key)
+        else:
+            setattr(container, key, value)
     elif value is ABSENT:
         container.pop(key, None)
     else:
@@ -161,14 +179,16 @@ class Places:
     def __init__(self, fn, modules, arguments=()):
         """@arguments: flat ones of the step, of which objects are a part of what its code reaches."""
         self.held = {}  # id of a container -> (name, container, its entries before)
+        self.wanted = {}  # id of a dict that is held in part -> tests of its keys; one of them is true for each that is held
         self.moving = []  # (name, iterator or generator, its state before)
         self.keyed = []  # (name, dict or set with tensors as its keys, its entries before)
         self.contents = []  # (name, set, array or object with slots, a copy of its contents before)
+        self.copied_bytes = 0  # of large arrays
         self.fakes = {}  # of exchange(): id of a tensor, or of a tuple with tensors -> itself, the one in its place
         self.globals, self.met, self.parameters = None, set(), set()
         self.modules = []  # all that the code reaches, those of the model too
         self._queue = [("", fn)] + [(type(module).__name__, module) for _, module in modules]
-        self._queue += [(type(one).__name__, one) for one in arguments if not isinstance(one, (*_PLAIN, *_SKIPPED))]
+        self._queue += [(type(one).__name__, one) for one in arguments if not isinstance(one, (*_PLAIN, *_SKIPPED, *STEPPED))]
         self._start()
         while self._queue and len(self.met) < _VISITED_MAX:
             name, thing = self._queue.pop()
@@ -185,6 +205,8 @@ class Places:
     def _visit(self, name, thing):
         if isinstance(thing, type):
             self._class(name, thing)
+        elif isinstance(thing, types.ModuleType) and is_users(getattr(thing, "__file__", None) or "<", thing.__name__):
+            self._imported(thing)
         if thing is None or isinstance(thing, (*_PLAIN, *_SKIPPED)):
             return
         state = _state(thing)
@@ -192,13 +214,19 @@ class Places:
             self.moving.append((name, thing, state))
         if isinstance(thing, torch.nn.Module):
             self._module(thing)
+        elif isinstance(thing, STEPPED):
+            self._hold(type(thing).__name__ + ".", vars(thing), _is_own)
+            self._queue.append((type(thing).__name__, type(thing)))
         elif isinstance(thing, (dict, set)) and any(isinstance(key, torch.Tensor) for key in thing):
             self._key(name, thing)
         elif isinstance(thing, (dict, *LISTS)):
             self._hold(name, thing)
-        elif contents_of(thing) is not None:
-            self.contents.append((name, thing, contents_of(thing)))
-            self._queue.append((type(thing).__name__, type(thing)))
+            self._object(name, thing)
+        elif isinstance(thing, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)):
+            self._queue.append((name, thing.data))
+        elif _has_contents(thing):
+            self._content(name, thing)
+            self._object(name, thing)
         elif isinstance(thing, tuple):
             self._queue += [(f"{name}[{i}]", item) for i, item in enumerate(thing[:ENTRIES_MAX])]
         elif isinstance(thing, functools.partial):
@@ -209,9 +237,40 @@ class Places:
             self._function(thing)
         elif isinstance(thing, types.CellType):
             self._cell(name, thing)
-        elif not is_foreign(type(thing).__module__) and type(getattr(thing, "__dict__", None)) is dict:
+        else:
+            self._object(name, thing)
+
+    def _content(self, name, thing):
+        """Hold the contents of a set or an array."""
+        n_bytes = memoryview(thing).nbytes if isinstance(thing, _BUFFERS) else getattr(thing, "nbytes", 0)
+        if n_bytes > _SMALL_MAX:
+            if self.copied_bytes + n_bytes > _COPIED_MAX:
+                return
+            self.copied_bytes += n_bytes
+        contents = contents_of(thing)
+        self.contents.append((name, thing, contents))
+        if isinstance(contents, list):
+            self._queue += [(f"{name}[{i}]", one) for i, one in enumerate(contents[:ENTRIES_MAX])]
+
+    def _object(self, name, thing):
+        """Hold the attributes of an object; a dict, a list or a set of the user's class has some beside its entries."""
+        kind = type(thing)
+        if is_foreign(kind.__module__) or isinstance(thing, (dict, set, *LISTS)) and kind.__module__ in _STDLIB_NAMES:
+            return
+        if type(getattr(thing, "__dict__", None)) is dict:
             self._hold(name + ".", thing.__dict__)
-            self._queue.append((type(thing).__name__, type(thing)))
+        slots = slots_in(thing)
+        if slots:
+            self.contents.append((name, thing, slots))
+            self._queue += [(f"{name}.{key}", value) for key, value in slots.items()]
+        self._queue.append((kind.__name__, kind))
+
+    def _imported(self, module):
+        """Hold the variables of a module of the user's. Other modules in it come by imports, and each for itself."""
+        own = vars(module)
+        self._hold(module.__name__ + ".", own,
+                   lambda key: not key.startswith("__") and not isinstance(own.get(key), types.ModuleType))
+        self._queue += [(key, other) for key, other in list(own.items()) if isinstance(other, types.ModuleType)]
 
     def _class(self, name, kind):
         """Hold the attributes of a class that is neither of Python's library nor of a foreign package, and of its bases."""
@@ -220,6 +279,7 @@ class Places:
                 own = {key: value for key, value in list(vars(base).items()) if not key.startswith(("__", "_abc_"))}
                 self.held[id(base)] = f"{base.__name__}.", base, own
                 self._queue += [(f"{base.__name__}.{key}", value) for key, value in own.items() if not callable(value)]
+                self._queue += [(one.__name__, one) for value in vars(base).values() for one in _functions_of(value)]
 
     def _module(self, module):
         if isinstance(module, torch.jit.ScriptModule):
@@ -249,7 +309,7 @@ class Places:
         self._queue += [(f"{name}[{i}]", value) for i, (_, value) in enumerate(entries)] if isinstance(container, dict) else []
 
     def _function(self, function):
-        """Hold the variables of a function's closure, and its globals if it is the step or of the step's file."""
+        """Hold the variables of a function's closure, and the globals that it names if it is the step or of the user's files."""
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             self._queue.append((name, cell))
@@ -258,11 +318,12 @@ class Places:
         self._queue += [(f"a default of {function.__name__}", one) for one in (function.__defaults__, function.__kwdefaults__) if one]
         if self.globals is None:
             self.globals = function.__globals__
-        if function.__globals__ is not self.globals:
+        own = function.__globals__
+        module = str(own.get("__name__") or "")
+        if own is not self.globals and not is_users(code.co_filename, module):
             return
-        names = {name for one in _codes(code) for name in one.co_names if name in self.globals}
-        if names:
-            self._hold("", self.globals, names.__contains__)
+        names = {name for one in _codes(code) for name in one.co_names}
+        self._hold("" if own is self.globals else module + ".", own, names.__contains__)
 
     def _cell(self, name, cell):
         value = entry_of(cell, None)
@@ -271,8 +332,12 @@ class Places:
 
     def _hold(self, name, container, wanted=None):
         is_dict = isinstance(container, dict)
+        if wanted is None:
+            self.wanted.pop(id(container), None)
+        elif id(container) in self.wanted or id(container) not in self.held:
+            self.wanted.setdefault(id(container), []).append(wanted)
         if len(container) > ENTRIES_MAX:
-            self.held[id(container)] = name, container, len(container)
+            self.held[id(container)] = name, container, _Large(container)
             return
         before = self.held.get(id(container), (None, None, {} if is_dict else []))[2]
         if is_dict:
@@ -321,22 +386,23 @@ class Places:
                 raise CannotCapture(f"the step takes from {name}, a {type(thing).__name__}, so each step is another graph: "
                                     "take from it outside, and give the step what it gave", "Python state")
         for name, thing, before in self.contents:
-            if not _are_same(contents_of(thing), before):
+            if not _are_same(_contents_like(thing, before), before):
                 refuse_change(f"the {type(thing).__name__} {name}")
         found = []
         for name, container, before in self.held.values():
             if isinstance(container, types.CellType):
                 found += self._compared(name, container, None, before, fakes)
-            elif isinstance(before, int):
-                if len(container) != before:
+            elif isinstance(before, _Large):
+                if len(container) != before.length:
                     refuse_change(f"len({name})")
+                if not before.is_same(container):
+                    refuse_change(f"an entry of {name}")
             elif isinstance(container, type):
                 for key, value in before.items():
                     found += self._compared(f"{name}{key}", container, key, value, fakes)
             elif isinstance(container, dict):
-                is_all = container is not self.globals
-                for key in {**before, **(container if is_all else {})}:
-                    if key not in before and key in MODULE_FIELDS:
+                for key in {**before, **container}:
+                    if key not in before and not self._is_held(container, key):
                         continue
                     found += self._compared(_named(name, key), container, key, before.get(key, ABSENT), fakes)
                     if found and id(container) in self.parameters and found[-1].container is container:
@@ -351,12 +417,17 @@ class Places:
                     found += self._compared(f"{name}[{i}]", container, i, value, fakes)
         return found
 
+    def _is_held(self, container, key):
+        """True if the entry of a dict under @key is held, or would be if it were there."""
+        tests = self.wanted.get(id(container))
+        return tests is None or any(test(key) for test in tests)
+
     def _compared(self, name, container, key, before, fakes):
         """Return [Place] if a value is another one, or [] if it is the same or equal."""
         now = entry_of(container, key)
         if now is before or now is fakes.get(id(before), before):
             return []
-        if isinstance(now, _PLAIN) and type(now) is type(before) and now == before:
+        if isinstance(now, _PLAIN) and is_equal(now, before):
             return []
         if isinstance(now, _PLAIN) and not isinstance(before, (*_PLAIN, type(None))) and before is not ABSENT:
             refuse_change(name)
@@ -373,9 +444,13 @@ class Places:
         if not _tensors(now) and not isinstance(now, _PLAIN):
             if id(now) not in self.met and is_equal(now, before):
                 return []
-            if _reaches_fakes(now, self.met):
+            reaches = _reaches_fakes(now, self.met)
+            if reaches:
                 raise CannotCapture(f"the step keeps a {type(now).__name__} with tensors in {name}; keep the tensors alone, or "
                                     "return them", "Python state")
+            if reaches is None:
+                raise CannotCapture(f"the step keeps a {type(now).__name__} with over {_MADE_MAX} new objects in {name}; make it outside "
+                                    "of the step", "Python state")
             return [Place(name, container, key, before)]
         if n_before and n_before != len(_tensors(now)):
             refuse_change(f"the number of tensors in {name}")
@@ -387,15 +462,13 @@ class Places:
             if isinstance(container, types.CellType):
                 if entry_of(container, None) is not before:
                     _set(container, None, before)
-            elif isinstance(before, int):
-                continue
+            elif isinstance(before, _Large):
+                before.restore(container)
             elif isinstance(container, type):
                 for key in [key for key, value in before.items() if entry_of(container, key) is not value]:
                     _set(container, key, before[key])
-            elif container is self.globals:
-                container.update(before)
             elif isinstance(container, dict):
-                lost = [key for key in container if key not in before and key not in MODULE_FIELDS]
+                lost = [key for key in container if key not in before and self._is_held(container, key)]
                 for key in lost:
                     del container[key]
                 container.update(before)
@@ -407,8 +480,38 @@ class Places:
         for _, container, entries in self.keyed:
             _refill(container, entries)
         for _, thing, before in self.contents:
-            if not _are_same(contents_of(thing), before):
+            if not _are_same(_contents_like(thing, before), before):
                 _set_contents(thing, before)
+
+
+class _Large:
+    """The entries of a large list or dict, which a step does not exchange; those that it makes anew and equal are the same."""
+
+    def __init__(self, container):
+        self.length = len(container)
+        self.parts = list(map(list, self._parts(container))) if self.length <= _COMPARED_MAX else []
+
+    @staticmethod
+    def _parts(container):
+        return (container.keys(), container.values()) if isinstance(container, dict) else (container,)
+
+    def is_same(self, container):
+        pairs = list(zip(self._parts(container), self.parts))
+        return len(container) == self.length and all(all(map(operator.is_, *pair)) or all(map(_is_same, *pair)) for pair in pairs)
+
+    def restore(self, container):
+        if not self.parts or self.is_same(container):
+            return
+        container.clear()
+        if isinstance(container, dict):
+            container.update(zip(*self.parts))
+        else:
+            container.extend(self.parts[0])
+
+
+def _is_same(now, before):
+    """True for the same object, or an equal number or text."""
+    return now is before or isinstance(now, _PLAIN) and is_equal(now, before)
 
 
 def _refill(container, entries):
@@ -416,48 +519,80 @@ def _refill(container, entries):
     container.update(entries)
 
 
+def _has_contents(thing):
+    """True for a set or an array, whose contents are compared as a whole."""
+    return isinstance(thing, (set, *_BUFFERS)) or _is_array(thing)
+
+
+def _is_array(thing):
+    """True for NumPy's arrays and scalars."""
+    return type(thing).__module__ == "numpy" and hasattr(thing, "tobytes") and hasattr(thing, "flags")
+
+
 def contents_of(thing):
-    """Return a copy of the contents of a small set or array, or of an object's slots, or None for other things."""
-    if isinstance(thing, (set, bytearray)):
-        return type(thing)(thing) if len(thing) <= ENTRIES_MAX else None
-    if type(thing).__module__ == "numpy" and hasattr(thing, "tobytes") and hasattr(thing, "flags"):
-        return thing.tobytes() if thing.size <= ENTRIES_MAX and not thing.dtype.hasobject else None
-    names = _slots_of(type(thing))
-    return {key: getattr(thing, key) for key in names if hasattr(thing, key)} if names else None
+    """Return a copy of the contents of a set or array, a large set's length, or None for other things."""
+    if isinstance(thing, set):
+        return set(thing) if len(thing) <= _COMPARED_MAX else len(thing)
+    if isinstance(thing, bytearray):
+        return bytes(thing)
+    if isinstance(thing, _BUFFERS):
+        return thing.tobytes()
+    if not _is_array(thing):
+        return None
+    if thing.dtype == object:
+        return thing.ravel().tolist()
+    return None if thing.dtype.hasobject else thing.tobytes()
+
+
+def slots_in(thing):
+    """Return {key: value} of an object's slots."""
+    return {key: getattr(thing, key) for key in _slots_of(type(thing)) if hasattr(thing, key)}
+
+
+def _contents_like(thing, before):
+    """Return what a thing has now, of the kind of @before: its slots or its contents."""
+    return slots_in(thing) if isinstance(before, dict) else contents_of(thing)
 
 
 def _are_same(now, before):
-    """True if contents_of() a thing are those that it had before."""
+    """True if the contents of a thing, or its slots, are those that it had before."""
+    if isinstance(before, list):
+        return len(now) == len(before) and all(map(_is_same, now, before))
     if not isinstance(before, dict):
         return now == before
-    return now.keys() == before.keys() and all(one is before[key] or isinstance(one, _PLAIN) and is_equal(one, before[key])
-                                               for key, one in now.items())
+    return now.keys() == before.keys() and all(_is_same(one, before[key]) for key, one in now.items())
 
 
 def _set_contents(thing, before):
-    if isinstance(thing, set):
-        _refill(thing, before)
-    elif isinstance(thing, bytearray):
-        thing[:] = before
-    elif isinstance(before, bytes):
-        numpy = sys.modules["numpy"]
-        thing[...] = numpy.frombuffer(before, thing.dtype).reshape(thing.shape)
-    else:
+    if isinstance(before, dict):
         for key in _slots_of(type(thing)):
             if key in before:
                 setattr(thing, key, before[key])
             elif hasattr(thing, key):
                 delattr(thing, key)
+    elif isinstance(thing, set):
+        if isinstance(before, set):
+            _refill(thing, before)
+    elif isinstance(thing, _BUFFERS):
+        if isinstance(thing, memoryview) and thing.c_contiguous:
+            thing = thing.cast("B")
+        thing[:] = array.array(thing.typecode, before) if isinstance(thing, array.array) else \
+            memoryview(before).cast(thing.format) if isinstance(thing, memoryview) else before
+    elif isinstance(before, list):
+        for i, one in enumerate(before):
+            thing.flat[i] = one
+    else:
+        numpy = sys.modules["numpy"]
+        thing[...] = numpy.frombuffer(before, thing.dtype).reshape(thing.shape)
 
 
 @functools.lru_cache(4096)
 def _slots_of(kind):
-    """Return the slots of a class of the user's."""
-    found = []
-    for base in kind.__mro__ if not is_foreign(kind.__module__) and kind.__module__ not in sys.stdlib_module_names else ():
-        own = vars(base).get("__slots__", ())
-        found += [own] if isinstance(own, str) else own
-    return tuple(key for key in found if key not in ("__dict__", "__weakref__"))
+    """Return the slots of a class of the user's, those of private names as Python names them."""
+    if is_foreign(kind.__module__) or kind.__module__ in _STDLIB_NAMES:
+        return ()
+    return tuple(key for base in kind.__mro__ if base.__module__ not in _STDLIB_NAMES
+                 for key, value in vars(base).items() if isinstance(value, types.MemberDescriptorType))
 
 
 def is_equal(one, other):
@@ -466,6 +601,8 @@ def is_equal(one, other):
         return True
     if type(one) is not type(other) or isinstance(one, torch.Tensor):
         return False
+    if isinstance(one, (float, complex)):  # by bits: 0.0 is not -0.0, and a number that is none is itself
+        return _BITS.pack(one.real, one.imag) == _BITS.pack(other.real, other.imag)
     if isinstance(one, _PLAIN):
         return one == other
     if isinstance(one, types.FunctionType):
@@ -480,7 +617,8 @@ def is_equal(one, other):
     if isinstance(one, dict):
         return list(one) == list(other) and all(map(is_equal, one.values(), other.values()))
     if isinstance(one, torch.nn.Module) or type(getattr(one, "__dict__", None)) is not dict:
-        return contents_of(one) is not None and _are_same(contents_of(one), contents_of(other))
+        before = contents_of(other) if contents_of(other) is not None else slots_in(other) or None
+        return before is not None and _are_same(_contents_like(one, before), before)
     return is_equal(vars(one), vars(other))
 
 
@@ -528,7 +666,28 @@ def is_foreign(module):
     return module.split(".")[0] in _FOREIGN
 
 
+def is_users(file, name=""):
+    """True for the file of a user's code, or a cell of a notebook; @name: of its module."""
+    if name.split(".")[0] in _STDLIB_NAMES or is_foreign(name):
+        return False
+    return file.startswith(_CELLS) or not file.startswith((PACKAGES, STDLIB, OWN, "<"))
+
+
+def _is_own(key):
+    """True for an attribute that the user, not torch, gives an optimizer or a scheduler."""
+    return key not in _OPTIMIZERS and not key.startswith("_optimizer_")
+
+
+def _functions_of(attribute):
+    """Yield the functions of an attribute of a class that are of the user's files."""
+    for one in (attribute, getattr(attribute, "__func__", None), *(getattr(attribute, key, None) for key in ("fget", "fset"))):
+        if isinstance(one, types.FunctionType) and is_users(one.__code__.co_filename, one.__module__ or ""):
+            yield one
+
+
 def _named(name, key):
+    if isinstance(key, weakref.ref):
+        return f"{name}[a {type(key()).__name__}]"
     return f"{name}{key}" if not name or name.endswith(".") else f"{name}[{key!r}]"
 
 
@@ -552,9 +711,14 @@ def keeps_fakes(thing):
 
 
 def _reaches_fakes(thing, met):
-    """True if an object that the step has made holds tensors of the capture. @met: ids of objects that were there before."""
+    """True if an object that the step has made holds tensors of the capture, None if it is too large to tell.
+
+    @met: ids of objects that were there before.
+    """
     queue, seen = [thing], set(met)
-    while queue and len(seen) - len(met) < _MADE_MAX:
+    while queue:
+        if len(seen) - len(met) >= _MADE_MAX:
+            return None
         one = queue.pop()
         if isinstance(one, FakeTensor):
             return True

@@ -13,24 +13,23 @@ import os
 import sys
 import threading
 import types
+from unittest import mock
 
 import torch
 
 from .. import forms
-from .places import ENTRIES_MAX, LISTS as _LISTS, MODULE_FIELDS, Place, Places, entry_of, is_foreign
+from .places import ENTRIES_MAX, LISTS as _LISTS, MODULE_FIELDS, OWN as _OWN, PACKAGES as _PACKAGES, STDLIB as _STDLIB, STEPPED, \
+    Place, Places, entry_of, is_foreign, is_users
 
-_PACKAGES = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "")
-_STDLIB = os.path.join(os.path.dirname(os.__file__), "")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 _MONITORING = getattr(sys, "monitoring", None)  # since Python 3.12
 _TOOLS = 3, 4, 5  # of sys.monitoring, those that debuggers, coverage and profilers do not take first
-_PLAIN = (int, float, str)
+_PLAIN = (int, float, str, bytes)
+_LOOKUPS = os.path.join(_STDLIB, "os.py"), os.path.join(_STDLIB, "_collections_abc.py"), "<frozen "  # that os.environ runs in
 _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"))
 _HAS_FLAG = sys.version_info >= (3, 12)  # the lowest bit of LOAD_ATTR's argument stands for a call
 _BY_TEXT = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter", "__getattribute__"))
-_CELLS = "<stdin", "<ipython", "<string>", "<python-input"
 
 
 class Codes:
@@ -44,6 +43,7 @@ class Codes:
     def __init__(self):
         self.found, self.is_on, self.tool = {}, False, None  # found: (id of a code object, id of globals) -> both
         self.thread = None
+        self.variables = Variables()
 
     def _note(self, frame, event, _arg):
         if event == "call":
@@ -66,6 +66,7 @@ class Codes:
 
     def __enter__(self):
         self.thread = threading.get_ident()
+        self.variables.__enter__()
         self.tool = next((tool for tool in _TOOLS if _MONITORING.get_tool(tool) is None), None) if _MONITORING else None
         if self.tool is not None:
             _MONITORING.use_tool_id(self.tool, "lade")
@@ -78,6 +79,7 @@ class Codes:
         return self
 
     def __exit__(self, *fault):
+        self.variables.__exit__(*fault)
         if self.tool is not None:
             self._monitor(None, 0)
             _MONITORING.free_tool_id(self.tool)
@@ -95,6 +97,51 @@ class Codes:
 
     def resume(self):
         sys.setprofile(self._note)
+
+
+class Variables:
+    """Within this context the keys of the environment that code asks for are noted, but for code of torch and Python's library.
+
+    Reads by all threads count: another variable that a plan depends on costs a comparison in each call.
+    """
+
+    def __init__(self):
+        self.keys, self.is_whole = set(), False  # as os.environ stores them; is_whole: all of them are read
+
+    def __enter__(self):
+        kind, variables = type(os.environ), self
+        self.patches = [mock.patch.object(kind, name, variables._noting(getattr(kind, name))) for name in ("__getitem__", "__iter__", "__len__")]
+        for patch in self.patches:
+            patch.__enter__()
+
+    def __exit__(self, *fault):
+        for patch in self.patches:
+            patch.__exit__(*fault)
+
+    def _noting(self, plain):
+        def noted(environment, *key):
+            if environment is os.environ and _has_names(_caller()):
+                if not key:
+                    self.is_whole = True
+                elif isinstance(key[0], str):
+                    self.keys.add(environment.encodekey(key[0]))
+            return plain(environment, *key)
+        return noted
+
+    def entries(self):
+        """Return the entries of the environment that were read, or None."""
+        own = os.environ._data
+        if self.is_whole:
+            return _Entries("os.environ", own, dict(own), None)
+        return _Entries("os.environ.", own, {key: own[key] for key in self.keys if key in own}, frozenset(self.keys)) if self.keys else None
+
+
+def _caller():
+    """Return the file of the code that asks os.environ."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_LOOKUPS):
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame is not None else ""
 
 
 def _is_of_python(frame):
@@ -144,13 +191,6 @@ def _names_of(code):
     return _Names(code)
 
 
-def is_users(file, name=""):
-    """True for the file of a user's code, or a cell of a notebook; @name: of its module."""
-    if name.split(".")[0] in sys.stdlib_module_names and name != "__main__" or is_foreign(name):
-        return False
-    return file.startswith(_CELLS) or not file.startswith((_PACKAGES, _STDLIB, _OWN, "<"))
-
-
 def _has_names(file):
     """True for a file whose code may ask for attributes of the user's objects."""
     if file.startswith(_TORCH):
@@ -175,6 +215,7 @@ class Reads(Places):
                 if _has_names(code.co_filename):
                     all_names.join(_names_of(code))
             self.names, self.called = all_names.asked(), all_names.methods
+        self.environment = codes.variables.entries()
         super().__init__(fn, modules, arguments)
 
     def holders(self, own, places):
@@ -188,6 +229,8 @@ class Reads(Places):
                 yield name
 
     def _start(self):
+        if self.environment is not None:
+            self._add(self.environment)
         for code, own in self.codes:
             if is_users(code.co_filename, str(own.get("__name__") or "")):
                 self._attributes("", own, _names_of(code).globals)
@@ -200,7 +243,7 @@ class Reads(Places):
             file = getattr(sys.modules.get(thing.__module__), "__file__", None) or "<stdin>"
             if is_users(file, thing.__module__):
                 self._attributes(name + ".", thing)
-        else:
+        elif self.names is not None or not isinstance(thing, STEPPED):  # a scheduler counts its steps
             super()._visit(name, thing)
             if type(thing).__module__ != "builtins" and not is_foreign(type(thing).__module__):
                 self._queue += [(kind.__name__, kind) for kind in type(thing).__mro__]
@@ -208,7 +251,7 @@ class Reads(Places):
     def _module(self, module):
         kind, own = type(module).__name__ + ".", vars(module)
         if not isinstance(module, torch.jit.ScriptModule):
-            self._attributes(kind, own)
+            self._attributes(kind, own, wanted=lambda key: key not in MODULE_FIELDS)
             self._add(_Entries(kind, module._modules, dict(module._modules), None))
             self._queue += [(kind + key, hook) for key in own if key.endswith("_hooks") for hook in (own[key] or {}).values()]
             for key, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -223,20 +266,27 @@ class Reads(Places):
     def _cell(self, name, cell):
         self._add(_Entries(name, cell, {None: entry_of(cell, None)}, None))
 
-    def _hold(self, name, container, _wanted=None):
+    def _hold(self, name, container, wanted=None):
         if isinstance(container, dict) and name.endswith("."):
-            self._attributes(name, container)
+            self._attributes(name, container, wanted=wanted)
             return
         values = {} if len(container) > ENTRIES_MAX else dict(container if isinstance(container, dict) else enumerate(container))
         self._add(_Entries(name, container, values, None))
 
-    def _attributes(self, name, own, names=None):
-        """Hold the attributes of an object or a class that code may ask for, or globals with one of the @names."""
-        called = self.called if names is None else ()
+    def _content(self, name, thing):
+        pass  # the contents of sets and arrays are constants
+
+    def _attributes(self, name, own, names=None, wanted=None):
+        """Hold the attributes of an object or a class that code may ask for, or globals with one of the @names.
+
+        @wanted(key): True for an attribute that may be held.
+        """
+        called = (self.called if names is None else None) or ()
         names = self.names if names is None else names
-        values = {key: value for key, value in list(_table(own).items()) if key not in MODULE_FIELDS
-                  and (names is None or key in names or key in called and callable(value))}
-        self._add(_Entries(name, own, values, frozenset(_table(own)) if names is None else names))
+        names = frozenset(filter(wanted, _table(own) if names is None else names))
+        values = {key: value for key, value in list(_table(own).items())
+                  if key in names or key in called and callable(value) and (wanted is None or wanted(key))}
+        self._add(_Entries(name, own, values, names))
 
     def _add(self, entries):
         """Hold entries, and visit their values."""
@@ -302,13 +352,14 @@ class _Entries:
             new = _table(self.container).keys() - self.shape
             self.shape = _shape(self.container)
             found += [self._place(key) for key in new if key in self.names and key not in self.values
-                      and key not in MODULE_FIELDS and (id(self.container), key) not in known
+                      and (id(self.container), key) not in known
                       and not any(place.key == key for place in found)]
         return found
 
     def label(self, key):
         if isinstance(self.container, types.CellType):
             return self.name
+        key = os.fsdecode(key) if isinstance(key, bytes) and self.names is not None else key
         return f"{self.name}{key}" if self.names is not None else f"{self.name}[{key!r}]"
 
     def _place(self, key):

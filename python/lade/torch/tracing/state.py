@@ -34,8 +34,8 @@ def _refusing(name):
     return refuse
 
 
-for _name in ("__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__len__", "__eq__", "__repr__", "get",
-              "items", "keys", "values", "pop", "popitem", "setdefault", "update", "clear", "copy"):
+for _name in ("__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__len__", "__eq__", "__ne__", "__or__",
+              "__ior__", "__ror__", "__reversed__", "__repr__", "__copy__", "__reduce__", "get", "items", "keys", "values", "pop", "popitem", "setdefault", "update", "clear", "copy"):
     setattr(UnreadState, _name, _refusing(_name))
 
 

@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...errors import CannotCapture
+from .settings import Settings
 
 _FOLLOWED_MAX = 1 << 16  # elements of a followed constant
 _FLAG_MAX = 16           # elements in the memory of a followed tensor that outlives the step
@@ -175,11 +176,6 @@ def _fills(_tensor, indices, values, accumulate=False, *_):
         and sum(index is not None for index in indices) == 1
 
 
-def _settings():
-    return (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_float32_matmul_precision())
-
-
 def _checked():
     """Return the class whose arguments torch.distributions checks now, or None if other code asks."""
     frame = sys._getframe(1)
@@ -207,7 +203,7 @@ class Watch(TorchDispatchMode):
         @codes: pauses below an op (reads.py). @looked_up: id of a tensor -> its place, which each step looks up.
         """
         super().__init__()
-        self.codes, self.looked_up, self.settings = codes, looked_up, _settings()
+        self.codes, self.looked_up, self.settings = codes, looked_up, Settings()
         self.branches, self.mode = branches, mode
         self.asking = None  # operands of a call with masks
         self.operands = None  # of the call under way, the values that its price depends on
@@ -258,12 +254,7 @@ class Watch(TorchDispatchMode):
 
     def check_settings(self):
         """Refuse a step that changes a setting of torch's which decides a kernel or a dtype and which a graph has not."""
-        if torch.get_default_dtype() is not self.settings[0]:  # calls without dtype= depend on it
-            self.branches.refuse("the step sets the default dtype; pass dtype= to the calls that make tensors",
-                                 "torch.set_default_dtype")
-        if _settings() != self.settings:
-            self.branches.refuse("the step sets whether algorithms are deterministic, or the precision of float32 products, which "
-                                 "choose kernels; set it once, outside of the step", "torch.use_deterministic_algorithms")
+        self.settings.check(self.branches)
 
     def _dispatch(self, func, args, kwargs):
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -602,11 +593,7 @@ class Watch(TorchDispatchMode):
 
     def restore(self):
         """Bring back the real tensors that the capture wrote, and torch's settings."""
-        if _settings() != self.settings:
-            dtype, is_deterministic, is_told, precision = self.settings
-            torch.set_default_dtype(dtype)
-            torch.use_deterministic_algorithms(is_deterministic, warn_only=is_told)
-            torch.set_float32_matmul_precision(precision)
+        self.settings.restore()
         with torch.no_grad():
             for tensor, copy in self.written.values():
                 if not torch.equal(tensor, copy):
