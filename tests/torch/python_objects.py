@@ -316,6 +316,31 @@ class Holder:
     __slots__ = ("items",)
 
 
+def contents_that_change_between_steps():
+    """Sets, arrays, buffers and slots are constants of a plan, so another plan is made; equal contents make none."""
+    rows, banned, flags = numpy.zeros(8), {1}, bytearray(2)
+    holder = Holder()
+    holder.items = 0.5
+
+    def factor():
+        return float(rows[3]) + len(banned) + flags[1] + holder.items
+
+    def made():
+        own = net()
+        rows[3], flags[1], holder.items = 0, 0, 0.5
+        banned.intersection_update({1})
+        return trained(*own, factor), *own
+    changes = (lambda: rows.__setitem__(3, 1), lambda: banned.add(7), lambda: flags.__setitem__(1, 3),
+               lambda: setattr(holder, "items", holder.items + 1))
+    for change in changes:
+        with mock.patch.object(train_step, "trace", side_effect=train_step.trace) as trace:
+            same_bits(made, lambda i, change=change: change() if i == 1 else None)
+        assert trace.call_count == 2
+    with mock.patch.object(train_step, "trace", side_effect=train_step.trace) as trace:
+        same_bits(made, lambda i: (rows.__setitem__(3, 0), banned.add(1), setattr(holder, "items", float("0.5"))))
+    assert trace.call_count == 1
+
+
 def large_objects_that_a_step_makes():
     """A capture does not look through all of one, so it is refused, as a tensor in it would be one of the capture."""
     model, optimizer = net()
@@ -341,7 +366,7 @@ def states_of_optimizers_have_no_operators():
 
 for case in (attributes_that_a_step_counts_in, modules_and_schedulers_are_read, attributes_have_names_of_modules,
              settings_that_kernels_read,
-             variables_of_the_environment_are_read, contents_that_a_step_changes, large_objects_that_a_step_makes,
+             variables_of_the_environment_are_read, contents_that_a_step_changes, contents_that_change_between_steps, large_objects_that_a_step_makes,
              states_of_optimizers_have_no_operators):
     case()
     print(case.__name__, flush=True)

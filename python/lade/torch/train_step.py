@@ -86,6 +86,7 @@ class Step:
         self.places = {}  # by their ids: where the step leaves tensors in Python, and what changes between steps there
         self.seen = {}  # place, argument or form -> hashes of values that had a plan made
         self.known = Known()  # what the step reads in Python
+        self.n_moved = 0  # calls before which contents of sets, arrays or slots had changed
         self.measured, self.at_work, self.is_hooked = {}, None, False
         self.store, self.pid = tiers.SharedStore(limits.store), os.getpid()
         self.parked, self.is_running = [], False  # parked: (tensor, storage) of all that wait on a tier between steps
@@ -162,6 +163,7 @@ class Step:
         for place in self.known.changed(self.places):
             self.places[place.id] = place
             self._forget()
+        self._contents_check()
         if any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise CannotCapture("a step inside of a step is not captured; call the function that it wraps", "step")
         if self.given is None or not self.given.is_current(self.places):
@@ -172,6 +174,16 @@ class Step:
         if ready is None and plans and branch is None and plans.branch:
             ready = plans.find((), leaves)
         return leaves, ready or self._prepare(args, kwargs, leaves, spec, branch or (), can_run)
+
+    def _contents_check(self):
+        """Drop all plans if a set, an array or slots that they have as constants changed."""
+        name = self.known.moved()
+        if name is not None:
+            self._forget()
+            self.n_moved += 1
+            self._tell(f"lade: the step reads {name.rstrip('.')}, whose contents changed {self.n_moved} times between calls; each time "
+                       "the step is captured and planned anew, which takes longer than a step. Keep numbers in a tensor"
+                       if self.n_moved > VALUES_MAX else None)
 
     def _forget(self):
         """Drop all plans, with the objects that they and their keys are made for."""

@@ -36,7 +36,7 @@ _FOREIGN = ("torch", "lade", "logging", "threading", "numpy", "asyncio", "multip
 ENTRIES_MAX = 10_000   # of a container; those of larger ones, such as data sets, are compared, and not looked into
 _COMPARED_MAX = 1 << 22  # entries of a container, of which a capture keeps a copy; larger ones have their length compared alone
 _COPIED_MAX = 1 << 26   # bytes of all large arrays that a capture copies; others are not compared
-_SMALL_MAX = 1 << 17    # bytes of an array that is always copied
+SMALL_MAX = 1 << 17    # bytes of an array that is always copied
 _VISITED_MAX = 200_000  # containers
 _STDLIB_NAMES = sys.stdlib_module_names - {"__main__"}
 _MADE_MAX = 20_000      # objects within one that a step makes
@@ -242,8 +242,8 @@ class Places:
 
     def _content(self, name, thing):
         """Hold the contents of a set or an array."""
-        n_bytes = memoryview(thing).nbytes if isinstance(thing, _BUFFERS) else getattr(thing, "nbytes", 0)
-        if n_bytes > _SMALL_MAX:
+        n_bytes = bytes_of(thing)
+        if n_bytes > SMALL_MAX:
             if self.copied_bytes + n_bytes > _COPIED_MAX:
                 return
             self.copied_bytes += n_bytes
@@ -529,6 +529,11 @@ def _is_array(thing):
     return type(thing).__module__ == "numpy" and hasattr(thing, "tobytes") and hasattr(thing, "flags")
 
 
+def bytes_of(thing):
+    """Return the bytes of an array or a buffer, 0 for a set."""
+    return memoryview(thing).nbytes if isinstance(thing, _BUFFERS) else getattr(thing, "nbytes", 0)
+
+
 def contents_of(thing):
     """Return a copy of the contents of a set or array, a large set's length, or None for other things."""
     if isinstance(thing, set):
@@ -561,6 +566,13 @@ def _are_same(now, before):
     if not isinstance(before, dict):
         return now == before
     return now.keys() == before.keys() and all(_is_same(one, before[key]) for key, one in now.items())
+
+
+def has_contents(thing, before):
+    """True if a thing has the contents @before, or these values in these slots."""
+    if isinstance(before, dict):
+        return all(_is_same(getattr(thing, key, ABSENT), value) for key, value in before.items())
+    return _are_same(_contents_like(thing, before), before)
 
 
 def _set_contents(thing, before):

@@ -13,13 +13,14 @@ import os
 import sys
 import threading
 import types
+import weakref
 from unittest import mock
 
 import torch
 
 from .. import forms
-from .places import ENTRIES_MAX, LISTS as _LISTS, MODULE_FIELDS, OWN as _OWN, PACKAGES as _PACKAGES, STDLIB as _STDLIB, STEPPED, \
-    Place, Places, entry_of, is_foreign, is_users
+from .places import ENTRIES_MAX, LISTS as _LISTS, MODULE_FIELDS, OWN as _OWN, PACKAGES as _PACKAGES, SMALL_MAX, STDLIB as _STDLIB, STEPPED, \
+    Place, Places, bytes_of, entry_of, has_contents, is_foreign, is_users
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _MONITORING = getattr(sys, "monitoring", None)  # since Python 3.12
@@ -217,6 +218,9 @@ class Reads(Places):
             self.names, self.called = all_names.asked(), all_names.methods
         self.environment = codes.variables.entries()
         super().__init__(fn, modules, arguments)
+        asked = self.names
+        self.contents = [(name, thing, {key: value for key, value in before.items() if asked is None or key in asked}
+                          if isinstance(before, dict) else before) for name, thing, before in self.contents]
 
     def holders(self, own, places):
         """Yield names of entries that are, or are tuples of, tensors with ids in @own, and that @places has not exchanged."""
@@ -274,7 +278,10 @@ class Reads(Places):
         self._add(_Entries(name, container, values, None))
 
     def _content(self, name, thing):
-        pass  # the contents of sets and arrays are constants
+        """Hold the contents of a small set or array, which are constants of the plan."""
+        is_small = len(thing) <= ENTRIES_MAX if isinstance(thing, set) else bytes_of(thing) <= SMALL_MAX
+        if is_small and not any(isinstance(one, weakref.ref) for one in (thing if isinstance(thing, set) else ())):
+            super()._content(name, thing)
 
     def _attributes(self, name, own, names=None, wanted=None):
         """Hold the attributes of an object or a class that code may ask for, or globals with one of the @names.
@@ -389,12 +396,18 @@ class Known:
 
     def __init__(self):
         self.all, self.wholes = {}, {}  # by the ids of containers; wholes: those that are a place as a whole
+        self.contents = {}  # by the ids of sets, arrays and objects with slots: (name, itself, its contents)
 
     def forget(self):
-        """Drop the entries of plans that are dropped."""
-        self.all = {}
+        """Drop the entries and contents of plans that are dropped."""
+        self.all, self.contents = {}, {}
+
+    def moved(self):
+        """Return the name of a set, an array or an object whose contents are not those of the captures, or None."""
+        return next((name for name, thing, before in self.contents.values() if not has_contents(thing, before)), None)
 
     def add(self, reads):
+        self.contents.update((id(thing), (name, thing, before)) for name, thing, before in reads.contents)
         for key, entries in reads.entries.items():
             if key in self.wholes:
                 continue
