@@ -15,6 +15,9 @@
  * SHORT_OPS_MAX ops the second round begins from the schedule that holds least. A descent from the schedule that holds
  * everything may end where no single move improves it.
  *
+ * In a long graph without other tiers, the layers of a round's schedule first take the decisions of single ones
+ * (repeat.c). Windows refine them.
+ *
  * In a graph of up to SHORT_OPS_MAX ops without other tiers, rounds have no windows. They end with the first schedule
  * within the limit, or after ROUNDS_WITHOUT_FIT of them. Parallel tempering (temper.c) follows, because rounds from the
  * best schedule keep its structure and end where they began.
@@ -159,6 +162,8 @@ static int search_run(struct remat_state *search)
       status = remat_search_descend(search, false);
     const double near_ns = (double)search->best_ns + HOPE * (double)search->problem->base_ns;
     bool is_near = round < 2 || remat_cost_get(search) < near_ns;
+    if (!status && fits && !search->is_over && !is_tempered(search) && !search->params->links)
+      status = remat_repeat(search);
     if (!status && remat_over(&search->schedule) == 0 && is_near && !is_tempered(search))
       status = remat_windows_anneal(search);
     moves *= round & 1 && !fits ? ROUND_GROWTH : 1;

@@ -93,7 +93,21 @@ void remat_waste_release(struct remat_schedule *schedule);
  */
 int remat_recombine(struct remat_state *search, const struct remat_schedule *second);
 
+/* ---- repeat.c ---- */
+
+/*
+ * Let repeated layers take the decisions of one that was improved. The schedule is the best one afterwards. pre: a
+ * schedule within the limit was found, and nothing waits on tiers. -ENOMEM.
+ */
+int remat_repeat(struct remat_state *search);
+
 /* ---- temper.c ---- */
+
+/*
+ * Find the prices of bytes that give the lower bound, summed up for remat_prices_set, and the bound. The caller frees
+ * *ret_sums. -ENOMEM.
+ */
+int remat_prices_find(const struct remat_state *search, double **ret_sums, int64_t *ret_bound_ns);
 
 /* Search by parallel tempering from the best schedule until moves or time end, or the bound is met. -ENOMEM. */
 int remat_temper(struct remat_state *search);

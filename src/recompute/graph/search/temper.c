@@ -226,23 +226,33 @@ static int replicas_run(struct tempering *tempering)
   return status;
 }
 
+int remat_prices_find(const struct remat_state *search, double **ret_sums, int64_t *ret_bound_ns)
+{
+  const struct remat_problem *problem = search->problem;
+  const size_t n = (size_t)problem->n_ops + 1;
+  double *prices = calloc(n, sizeof(*prices)), *sums = calloc(n + 1, sizeof(*sums));
+  const int64_t known_ns = search->best_ns < INT64_MAX ? problem->base_ns + search->best_ns : 0;
+  struct remat_bound_params bound_params = {.problem = problem, .limit_bytes = search->params->limit_bytes,
+                                            .known_ns = known_ns, .ret_prices = prices};
+  const int status = prices && sums ? remat_bound_find(&bound_params, ret_bound_ns) : -ENOMEM;
+  for (size_t t = 0; t < n && !status; t++)
+    sums[t + 1] = sums[t] + prices[t];
+  free(prices);
+  if (status)
+    free(sums);
+  else
+    *ret_sums = sums;
+  return status;
+}
+
 /* Find the prices of bytes, and the time of redos that is as good as the bound. */
 static int prices_make(struct tempering *tempering)
 {
   struct remat_state *search = tempering->search;
-  const struct remat_problem *problem = search->problem;
-  const size_t n = (size_t)problem->n_ops + 1;
+  const int64_t base_ns = search->problem->base_ns;
   int64_t bound_ns = 0;
-  double *prices = calloc(n, sizeof(*prices));
-  tempering->prices = calloc(n + 1, sizeof(*tempering->prices));
-  const int64_t known_ns = search->best_ns < INT64_MAX ? problem->base_ns + search->best_ns : 0;
-  struct remat_bound_params bound_params = {.problem = problem, .limit_bytes = search->params->limit_bytes,
-                                            .known_ns = known_ns, .ret_prices = prices};
-  int status = prices && tempering->prices ? remat_bound_find(&bound_params, &bound_ns) : -ENOMEM;
-  for (size_t t = 0; t < n && !status; t++)
-    tempering->prices[t + 1] = tempering->prices[t] + prices[t];
-  free(prices);
-  tempering->proved_ns = bound_ns - problem->base_ns + (int64_t)(PROVED_SHARE * (double)problem->base_ns);
+  const int status = remat_prices_find(search, &tempering->prices, &bound_ns);
+  tempering->proved_ns = bound_ns - base_ns + (int64_t)(PROVED_SHARE * (double)base_ns);
   search->prices = tempering->prices;
   return status;
 }
