@@ -3,6 +3,7 @@
 """Plan the graphs of variants.py with several seeds, replay every plan, and print how far the seeds differ.
 
 Usage: bench/graphs/spread.py DIR -o FILE.jsonl [--lade build/lade] [--seeds 1,2] [--third P] [--only TEXT] [--table]
+                              [--iterations N] [--keep DIR]
 
 DIR has `pairs.json`. Each pair is planned with the default options by recompute alone. A third seed is run where the
 first two differ by more than --third percent of the unconstrained step. A budget that is refused is replaced by the
@@ -10,6 +11,9 @@ smallest one that was found, rounded up to the next half percent and one more; `
 of FILE.jsonl, and pairs that are there already are skipped, so the program can be stopped and run again. --iterations
 plans with so many iterations instead of the default. --table prints the lines of the file, and plans nothing. All plans
 are replayed by replay.py; an invalid one ends the program.
+
+Columns: graph, ops, budget and the smallest one found (percent of the unconstrained peak), overheads by seed, their spread
+and the planner's bound (percent of the unconstrained step), most CPU seconds of a plan, and the description.
 """
 import argparse
 import json
@@ -45,6 +49,7 @@ def seed_plan(args, record, path, graph, budget, seed):
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(args.keep or folder, f"{os.path.basename(path)[:-5]}-{seed}.out.json")
         text, least, seconds = plan(args, path, budget, seed, out)
+        record["least_bytes"] = min(record.get("least_bytes", least), least)
         if text is None:
             return least
         totals = run.check(graph, budget, text, out)
@@ -66,7 +71,8 @@ def pair_plan(args, pair):
     graph = replay.Graph(path)
     base = replay.replay(graph, graph.unconstrained())
     record = {"graph": pair["graph"], "budget_percent": pair["budget_percent"], "about": pair["about"],
-              "n_ops": len(graph.ops), "base_ns": base["compute_ns"], "compute_ns": {}, "seconds": {}}
+              "n_ops": len(graph.ops), "peak_bytes": base["peak_bytes"],
+              "base_ns": base["compute_ns"], "iterations": args.iterations, "compute_ns": {}, "seconds": {}}
     seeds = args.seeds.split(",")
     while True:
         budget = int(record["budget_percent"] * base["peak_bytes"] / 100)
@@ -91,7 +97,8 @@ def table_row(record):
     times = record["compute_ns"]
     if not times:
         return f"| {record['graph'][:-5]} | {record['n_ops']} | {record['budget_percent']:g} | refused |"
-    cells = [record["graph"][:-5], str(record["n_ops"]), f"{record['budget_percent']:g}",
+    least = f"{100 * record['least_bytes'] / record['peak_bytes']:.1f}" if "peak_bytes" in record else ""
+    cells = [record["graph"][:-5], str(record["n_ops"]), f"{record['budget_percent']:g}", least,
              ", ".join(percent(ns) for ns in times.values()), f"{spread(record):.3f}", percent(record["bound_ns"]),
              str(max(record["seconds"].values())), record["about"]]
     return "| " + " | ".join(cells) + " |"
