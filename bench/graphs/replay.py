@@ -90,10 +90,10 @@ class Graph:
         """Return the list of @runs, pairs of an op and whether it runs again: each storage is dropped after its last read
         before it is made again. pre: no op updates a storage in place.
         """
-        dying, wanted = [[] for _ in runs], set()  # wanted: storages that are read later, before they are made again
+        dying, wanted = [[] for _ in runs], set(self.kept)  # wanted: read later or kept, and not made again before
         for at in reversed(range(len(runs))):
             reads, writes = self.runs[runs[at][0]]
-            touched = {storage for storage, _ in reads + writes if not self.given[storage]} - self.kept
+            touched = {storage for storage, _ in reads + writes if not self.given[storage]}
             dying[at] = sorted(touched - wanted)
             wanted = (wanted | touched) - {storage for storage, _ in writes}
         instructions = []
