@@ -154,19 +154,12 @@ static int idle_collect(struct peak_analysis *s, const struct lade_residency *re
 
 /* ---- queue times ---- */
 
-/* Return the busy time per queue of the program as emitted. */
-static struct lade_queue_times queue_times_count(const struct lade_program *program)
-{
-  double ns[LADE_N_QUEUES] = {0}, updates_ns[LADE_N_QUEUES] = {0};
-  for (int i = 0; i < program->n_instrs; i++) {
-    ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
-    if (program->instrs[i].kind == LADE_INSTR_UPDATE)
-      updates_ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
-  }
-  return (struct lade_queue_times){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
-                            ns[LADE_Q_HOST], ns[LADE_Q_COMM_DP],
-                            {updates_ns[LADE_Q_COMPUTE], updates_ns[LADE_Q_HOST], updates_ns[LADE_Q_IO]}};
-}
+/* Busy times of a program as emitted. Nanoseconds are whole, so these sums are exact in any order. */
+struct busy_times {
+  double ns[LADE_N_QUEUES], updates_ns[LADE_N_QUEUES];
+  double comm_ns[LADE_N_QUEUES]; /* least times of collectives */
+  double hidden_ns;              /* of the io queue */
+};
 
 /*
  * Return the least time of a collective. Just in time it may be alone, while a schedule with room groups it with
@@ -185,10 +178,33 @@ static int64_t collective_bound_ns(const struct peak_analysis *s, const struct l
 static int64_t transfer_hidden_ns(const struct peak_analysis *s, const struct lade_instr *instr)
 {
   const struct lade_prices *prices = s->params->prices;
-  if (!lade_instr_is_transfer(instr))
-    return 0;
   const int64_t latency_ns = instr->kind == LADE_INSTR_READ ? prices->read.latency_ns : prices->write.latency_ns;
   return LADE_MIN(latency_ns, instr->predicted_ns);
+}
+
+static struct busy_times busy_times_count(const struct peak_analysis *s, const struct lade_program *program)
+{
+  struct busy_times busy = {{0}};
+  for (int i = 0; i < program->n_instrs; i++) {
+    const struct lade_instr *instr = &program->instrs[i];
+    busy.ns[instr->queue] += (double)instr->predicted_ns;
+    if (instr->kind == LADE_INSTR_UPDATE)
+      busy.updates_ns[instr->queue] += (double)instr->predicted_ns;
+    else if (instr->kind == LADE_INSTR_COLLECTIVE && instr->queue != LADE_Q_COMPUTE)
+      busy.comm_ns[instr->queue] += (double)collective_bound_ns(s, instr);
+    else if (instr->kind == LADE_INSTR_READ || instr->kind == LADE_INSTR_WRITE)
+      busy.hidden_ns += (double)transfer_hidden_ns(s, instr);
+  }
+  return busy;
+}
+
+/* Return the busy time per queue. */
+static struct lade_queue_times queue_times_get(const struct busy_times *busy)
+{
+  const double *ns = busy->ns, *updates_ns = busy->updates_ns;
+  return (struct lade_queue_times){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
+                            ns[LADE_Q_HOST], ns[LADE_Q_COMM_DP],
+                            {updates_ns[LADE_Q_COMPUTE], updates_ns[LADE_Q_HOST], updates_ns[LADE_Q_IO]}};
 }
 
 /*
@@ -197,24 +213,15 @@ static int64_t transfer_hidden_ns(const struct peak_analysis *s, const struct la
  * backward half wait for less.
  */
 static int64_t program_bound_ns(const struct peak_analysis *s, const struct lade_program *program,
-                                const struct lade_queue_times *queue_times)
+                                const struct busy_times *busy)
 {
-  double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, comm_ns[LADE_N_QUEUES] = {0}, longest_ns = 0, busiest_ns;
-  struct lade_queue_times min = *queue_times;
-  for (int i = 0; i < program->n_instrs; i++) {
-    const struct lade_instr *instr = &program->instrs[i];
-    min.io_ns -= (double)transfer_hidden_ns(s, instr);
-    if (instr->kind == LADE_INSTR_UPDATE)
-      updates_ns[instr->queue] += (double)instr->predicted_ns;
-    else if (instr->queue == LADE_Q_COMPUTE)
-      ops_ns += (double)instr->predicted_ns;
-    else if (instr->kind == LADE_INSTR_COLLECTIVE)
-      comm_ns[instr->queue] += (double)collective_bound_ns(s, instr);
-  }
-  busiest_ns = lade_queue_times_bound_ns(s->pricer, &min); /* this bound ignores collectives */
+  const double ops_ns = busy->ns[LADE_Q_COMPUTE] - busy->updates_ns[LADE_Q_COMPUTE];
+  struct lade_queue_times min = queue_times_get(busy);
+  min.io_ns -= busy->hidden_ns;
+  double longest_ns = 0, busiest_ns = lade_queue_times_bound_ns(s->pricer, &min); /* it ignores collectives */
   for (int q = 0; q < LADE_N_QUEUES; q++) {
-    longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
-    busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);
+    longest_ns = LADE_MAX(longest_ns, busy->updates_ns[q]);
+    busiest_ns = LADE_MAX(busiest_ns, busy->comm_ns[q]);
   }
   if (program->optimizer_in_backward)
     longest_ns = 0;
@@ -243,14 +250,16 @@ static int peak_take(struct peak_analysis *s, const struct lade_residency *resid
 {
   const struct lade_program *program = s->program;
   struct lade_build_params build_params = descent_build_params(s->params, residency);
+  build_params.held_bytes = s->held_bytes;
   int status = lade_program_emit_over(&build_params, s->program);
   if (!status)
     status = idle_collect(s, residency, program);
   if (!status)
     status = idle_keep(s, peak);
   if (!status) {
-    peak->queue_times = queue_times_count(program);
-    peak->bound_ns = program_bound_ns(s, program, &peak->queue_times);
+    const struct busy_times busy = busy_times_count(s, program);
+    peak->queue_times = queue_times_get(&busy);
+    peak->bound_ns = program_bound_ns(s, program, &busy);
     memcpy(peak->live_bytes, program->live_peak_bytes, sizeof(peak->live_bytes));
   }
   return status;
@@ -322,11 +331,17 @@ int peak_analysis_get(struct peak_analysis *s, const struct lade_residency *resi
 
 int peak_analysis_init(struct peak_analysis *s, const struct lade_plan_params *params, const lade_pricer *pricer)
 {
+  const int n_values = lade_value_count(params->graph);
   *s = (struct peak_analysis){.params = params, .pricer = pricer};
-  s->idle = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->idle));
-  s->noted = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->noted));
+  s->idle = calloc((size_t)n_values + 1, sizeof(*s->idle));
+  s->noted = calloc((size_t)n_values + 1, sizeof(*s->noted));
+  s->held_bytes = calloc((size_t)n_values + 1, sizeof(*s->held_bytes));
   s->program = calloc(1, sizeof(*s->program));
-  return s->idle && s->noted && s->program ? 0 : -ENOMEM;
+  if (!s->idle || !s->noted || !s->held_bytes || !s->program)
+    return -ENOMEM;
+  for (int value = 0; value < n_values; value++)
+    s->held_bytes[value] = lade_held_bytes(params->graph, params->layout, value);
+  return 0;
 }
 
 void peak_analysis_finish(struct peak_analysis *s)
@@ -338,6 +353,7 @@ void peak_analysis_finish(struct peak_analysis *s)
   free(s->table);
   free(s->views);
   free(s->noted);
+  free(s->held_bytes);
   free(s->idle);
 }
 
