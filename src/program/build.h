@@ -36,6 +36,7 @@ struct lade_build_params {
   const struct lade_program *residents; /* resident buffers keep this program's offsets; may be NULL */
   struct lade_packer *packer;           /* borrowed scratch */
   uint64_t pack_work_limit;             /* effort; 0: the fast pass */
+  uint64_t device_max_bytes;            /* as in lade_place_params */
 };
 
 /* Build a program; not proved. -ENOMEM. The caller owns it. It borrows the graph alone. */
@@ -63,6 +64,7 @@ struct lade_place_params {
   const struct lade_program *residents;
   struct lade_packer *packer;
   uint64_t pack_work_limit;
+  uint64_t device_max_bytes; /* placement ends, without other peaks and times, if the device's is larger; 0: no limit */
   const struct lade_prices *prices;
 };
 int lade_program_place_within(const struct lade_place_params *params, struct lade_program *program);

@@ -20,41 +20,54 @@
 /* A buffer at the peak, with its last use before and its first after. */
 struct resident_view {
   int32_t before, after; /* instructions; none: -1, INT32_MAX */
-  int32_t tensor;
-  bool is_used_now;
+  int32_t latest, next;  /* operands: its last up to the peak, its first after; -1: none */
 };
 
 /* ---- the peak ---- */
 
-/* Return the tensor that @operand leaves in its buffer. */
-static int32_t operand_tensor(const struct lade_operand *operand)
-{
-  return operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
-}
-
+/*
+ * Note the uses of each buffer around the peak. All loops store without a condition: the last store of a buffer is that
+ * of its use nearest to the peak.
+ */
 static void views_fill(const struct lade_program *p, int peak_at, struct resident_view *views)
 {
   for (int i = 0; i < p->n_buffers; i++)
-    views[i] = (struct resident_view){-1, INT32_MAX, -1, false};
-  for (int at = 0; at <= peak_at; at++) {
-    const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand];
-    for (int k = 0; k < p->instrs[at].n_operands; k++, operand++) {
-      struct resident_view *view = &views[operand->buffer];
-      view->tensor = operand_tensor(operand); /* the latest, because an op in place may have replaced the first */
-      view->before = at < peak_at ? at : view->before;
-      view->is_used_now = at == peak_at;
+    views[i] = (struct resident_view){-1, INT32_MAX, -1, -1};
+  for (int at = p->n_instrs - 1; at > peak_at; at--) {
+    const int32_t first = p->instrs[at].first_operand;
+    for (int32_t i = first + p->instrs[at].n_operands - 1; i >= first; i--) {
+      views[p->operands[i].buffer].after = at;
+      views[p->operands[i].buffer].next = i;
     }
   }
-  for (int at = peak_at + 1; at < p->n_instrs; at++) {
-    const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand];
-    for (int k = 0; k < p->instrs[at].n_operands; k++, operand++) {
-      struct resident_view *view = &views[operand->buffer];
-      if (view->after != INT32_MAX)
-        continue;
-      view->after = at;
-      view->tensor = view->tensor < 0 ? operand_tensor(operand) : view->tensor;
+  for (int at = 0; at < peak_at; at++) {
+    const int32_t end = p->instrs[at].first_operand + p->instrs[at].n_operands;
+    for (int32_t i = p->instrs[at].first_operand; i < end; i++) {
+      views[p->operands[i].buffer].before = at;
+      views[p->operands[i].buffer].latest = i;
     }
   }
+  const struct lade_instr *peak = &p->instrs[peak_at];
+  for (int32_t i = peak->first_operand; i < peak->first_operand + peak->n_operands; i++)
+    views[p->operands[i].buffer].latest = i;
+}
+
+/* True if the instruction at the peak uses the buffer. */
+static bool is_used_now(const struct lade_program *p, const struct resident_view *view)
+{
+  return view->latest >= p->instrs[p->live_peak_at[LADE_DEVICE]].first_operand;
+}
+
+/*
+ * Return the tensor in the buffer at the peak: that of the latest operand, because an op in place may have replaced the
+ * first. -1: none.
+ */
+static int32_t tensor_held(const struct lade_program *p, const struct resident_view *view)
+{
+  const int32_t at = view->latest >= 0 ? view->latest : view->next;
+  if (at < 0)
+    return -1;
+  return p->operands[at].access & LADE_MAKES ? p->operands[at].makes.tensor : p->operands[at].reads.tensor;
 }
 
 static int instr_phase(const struct lade_program *p, int at)
@@ -91,13 +104,14 @@ static int32_t view_tensor(const struct peak_analysis *s, const struct lade_resi
                            const struct resident_view *view)
 {
   const struct lade_model_graph *graph = s->params->graph;
-  const int from_blocks = view->tensor - lade_value_block(graph, 0, (enum lade_block)0);
+  const int32_t tensor = tensor_held(p, view);
+  const int from_blocks = tensor - lade_value_block(graph, 0, (enum lade_block)0);
   const int param = from_blocks / LADE_N_BLOCKS, kind = from_blocks % LADE_N_BLOCKS;
   if (from_blocks < 0 || (kind != LADE_BLOCK_ROUNDED && kind != LADE_BLOCK_GRAD))
-    return view->tensor;
+    return tensor;
   const bool is_added_to = view->after < p->n_instrs && p->instrs[view->after].kind == LADE_INSTR_ADD;
   if (lade_shard_count(s->params->layout) > 1 && residency->state_tiers[param] != LADE_TIER_STORE && !is_added_to)
-    return view->tensor;
+    return tensor;
   return graph->params[param].grad;
 }
 
@@ -121,7 +135,7 @@ static void buffer_note(struct peak_analysis *s, const struct lade_program *p, i
     idle_add(s, tensor, p->buffers[i].bytes)->is_in_saved_gap = is_optional;
     return;
   }
-  if (view->is_used_now || view->before < 0 || view->after == INT32_MAX)
+  if (is_used_now(p, view) || view->before < 0 || view->after == INT32_MAX)
     return;
   if (is_copy(p, view->before) || is_copy(p, view->after))
     return; /* already just in time */
