@@ -32,9 +32,11 @@ struct lade_build_params {
   bool is_training;
   bool is_unified;      /* the drive and the host reach device memory: no staging through the host */
   uint64_t chunk_bytes; /* the device's granule */
+  const uint64_t *held_bytes; /* by value: lade_held_bytes, for callers that build many programs; may be NULL */
   const struct lade_program *residents; /* resident buffers keep this program's offsets; may be NULL */
   struct lade_packer *packer;           /* borrowed scratch */
   uint64_t pack_work_limit;             /* effort; 0: the fast pass */
+  uint64_t device_max_bytes;            /* as in lade_place_params */
 };
 
 /* Build a program; not proved. -ENOMEM. The caller owns it. It borrows the graph alone. */
@@ -62,6 +64,7 @@ struct lade_place_params {
   const struct lade_program *residents;
   struct lade_packer *packer;
   uint64_t pack_work_limit;
+  uint64_t device_max_bytes; /* placement ends, without other peaks and times, if the device's is larger; 0: no limit */
   const struct lade_prices *prices;
 };
 int lade_program_place_within(const struct lade_place_params *params, struct lade_program *program);
@@ -180,8 +183,10 @@ static inline uint64_t plan_buffer_bytes(enum lade_space space, uint64_t bytes)
  */
 static inline int plan_value_number(const struct lade_model_graph *graph, int tensor, int microbatch)
 {
-  enum lade_tensor_kind kind = graph->tensors[tensor].kind;
-  bool is_shared = kind == LADE_TENSOR_PARAM || kind == LADE_TENSOR_GRAD;
+  if (microbatch == 0)
+    return tensor; /* of any kind: most steps have one microbatch */
+  const enum lade_tensor_kind kind = graph->tensors[tensor].kind;
+  const bool is_shared = kind == LADE_TENSOR_PARAM || kind == LADE_TENSOR_GRAD;
   return tensor + (is_shared ? 0 : microbatch * graph->n_tensors);
 }
 
@@ -200,6 +205,12 @@ static inline int plan_op_form(const struct lade_build_params *params, int op)
   const int lean = params->graph->ops[op].lean;
   return lean >= 0 && (!params->is_training || lade_residency_is_lean(params->graph, params->residency, op)) ? lean
                                                                                                             : op;
+}
+
+/* Return lade_held_bytes of value @tensor. */
+static inline uint64_t plan_held_bytes(const struct lade_build_params *params, int tensor)
+{
+  return params->held_bytes ? params->held_bytes[tensor] : lade_held_bytes(params->graph, params->layout, tensor);
 }
 
 /* True if working copies are gathered from the ranks' blocks. Otherwise they are whole in the weight tier. */

@@ -85,7 +85,7 @@ static int uses_collect(struct cutter *c)
   uses_walk(c, use_count);
   for (int i = 0; i < c->n_values; i++)
     c->first_use[i + 1] += c->first_use[i];
-  c->uses = calloc((size_t)c->first_use[c->n_values] + 1, sizeof(*c->uses));
+  c->uses = malloc(((size_t)c->first_use[c->n_values] + 1) * sizeof(*c->uses));
   if (!c->uses)
     return -ENOMEM;
   uses_walk(c, use_store);
@@ -178,9 +178,15 @@ static bool waits_for_update(const struct cutter *c, int tensor)
   return c->params->is_training && !plan_sums_each(c->params) && !is_rounded;
 }
 
-static bool range_push(struct cutter *c, const struct live_range *range)
+/* Begin a live range of @value at step @pos, in place; valid until the next one begins. NULL: no memory. */
+static struct live_range *range_begin(struct cutter *c, int value, int pos, int held_pos, int fetch_slot,
+                                      enum lade_space source)
 {
-  return LADE_PUSH(&c->ranges, *range);
+  if (!LADE_RESERVE(&c->ranges))
+    return NULL;
+  struct live_range *it = &c->ranges.items[c->ranges.n++];
+  *it = (struct live_range){value, pos, pos, held_pos, fetch_slot, -1, (uint8_t)source, LADE_DEVICE};
+  return it;
 }
 
 /* End @now, the last range of @tensor: with a copy out, or where its update on the device reads it. */
@@ -199,6 +205,13 @@ static void last_range_end(const struct cutter *c, int tensor, struct live_range
   }
 }
 
+/* True if a value of this choice may wait outside of the device in some gap. */
+static bool may_leave(struct lade_choice choice)
+{
+  return choice.spill == LADE_RESIDENCY_HOST || choice.spill == LADE_RESIDENCY_STORE ||
+         choice.saved == LADE_RESIDENCY_HOST || choice.saved == LADE_RESIDENCY_STORE;
+}
+
 /*
  * Cut one value's uses into live ranges. A copy in another space stays valid until the value is made again or added to.
  * So only the first departure after that is a copy out; later ones drop the device's copy.
@@ -207,41 +220,43 @@ static bool value_cut(struct cutter *c, int value)
 {
   int tensor = plan_value_tensor(c->graph, value), n_uses = c->first_use[value + 1] - c->first_use[value];
   const struct use *uses = c->uses + c->first_use[value];
+  if (n_uses == 0)
+    return true;
   enum lade_space tier = state_tier_space(c, tensor), copy = tier;
-  bool is_grad = c->graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
-  if (n_uses == 0 || (c->graph->tensors[tensor].kind == LADE_TENSOR_PARAM && tier == LADE_DEVICE))
+  const bool is_grad = c->graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
+  const bool is_kept = !may_leave(c->params->residency->choices[tensor]);
+  if (c->graph->tensors[tensor].kind == LADE_TENSOR_PARAM && tier == LADE_DEVICE)
     return true; /* resident parameters have no live ranges */
-  struct live_range now = {.value = value, .first_pos = -1, .leave_slot = -1};
+  struct live_range *now = NULL;
+  bool is_anew = is_made_anew(c, tensor, uses, 0);
   for (int i = 0; i < n_uses; i++) {
-    if (is_made_anew(c, tensor, uses, i)) {
-      if (now.first_pos >= 0 && !range_push(c, &now))
-        return false;
-      const int32_t held_pos = c->steps[uses[i].pos].reserved_pos;
-      now = (struct live_range){value, uses[i].pos, uses[i].pos, held_pos, -1, -1, LADE_DEVICE, LADE_DEVICE};
+    const int32_t pos = uses[i].pos;
+    if (is_anew) {
+      now = range_begin(c, value, pos, c->steps[pos].reserved_pos, -1, LADE_DEVICE);
       copy = LADE_DEVICE;
-    } else if (now.first_pos < 0) {
-      now = (struct live_range){value, uses[i].pos, uses[i].pos, uses[i].pos, uses[i].pos, -1, (uint8_t)copy,
-                                LADE_DEVICE};
+    } else if (!now) {
+      now = range_begin(c, value, pos, pos, pos, copy);
     }
+    if (!now)
+      return false;
     if (is_grad)
       copy = LADE_DEVICE; /* copies in other spaces are out of date */
-    now.last_pos = uses[i].pos;
-    if (i + 1 == n_uses || is_made_anew(c, tensor, uses, i + 1))
+    now->last_pos = pos;
+    is_anew = i + 1 < n_uses && is_made_anew(c, tensor, uses, i + 1);
+    if (is_kept || is_anew || i + 1 == n_uses)
       continue;
-    enum lade_space away = gap_space(c, tensor, uses[i].pos, uses[i + 1].pos, false);
+    enum lade_space away = gap_space(c, tensor, pos, uses[i + 1].pos, false);
     if (away == LADE_DEVICE)
       continue;
     if (copy == LADE_DEVICE) {
-      now.leave_slot = uses[i].pos + 1;
-      now.target = (uint8_t)away;
+      now->leave_slot = pos + 1;
+      now->target = (uint8_t)away;
       copy = away;
     }
-    if (!range_push(c, &now))
-      return false;
-    now.first_pos = now.leave_slot = -1;
+    now = NULL;
   }
-  last_range_end(c, tensor, &now);
-  return range_push(c, &now);
+  last_range_end(c, tensor, now);
+  return true;
 }
 
 int64_t plan_transfer_ns(const struct lade_prices *prices, enum lade_space from, enum lade_space to, uint64_t bytes)
@@ -295,13 +310,13 @@ static uint64_t value_bytes(const struct cutter *c, int value)
   const struct lade_tensor *t = &c->graph->tensors[plan_value_tensor(c->graph, value)];
   if (t->kind == LADE_TENSOR_PARAM && plan_is_gathered_in_place(c->params, t->param))
     return 0;
-  uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, plan_value_tensor(c->graph, value));
+  uint64_t bytes = plan_held_bytes(c->params, plan_value_tensor(c->graph, value));
   return plan_buffer_bytes(LADE_DEVICE, bytes);
 }
 
 static int64_t held_ns(const struct cutter *c, enum lade_space from, enum lade_space to, int value)
 {
-  uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, plan_value_tensor(c->graph, value));
+  uint64_t bytes = plan_held_bytes(c->params, plan_value_tensor(c->graph, value));
   if (from == PLAN_GATHERED)
     return (int64_t)(HOLD_FACTOR * (double)plan_collective_ns(c->params, LADE_ALL_GATHER, LADE_AXIS_SHARD, bytes));
   return (int64_t)(HOLD_FACTOR * (double)plan_transfer_ns(c->params->prices, from, to, bytes));
@@ -316,10 +331,10 @@ static uint64_t resident_bytes(const struct cutter *c)
     bool is_block = plan_gathers(c->params) && !plan_is_gathered_in_place(c->params, param);
     int weight = is_block ? lade_value_block(c->graph, param, LADE_BLOCK_WEIGHT) : c->graph->params[param].tensor;
     if (c->params->residency->weight_tiers[param] == LADE_TIER_DEVICE)
-      bytes += plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, weight));
+      bytes += plan_buffer_bytes(LADE_DEVICE, plan_held_bytes(c->params, weight));
     for (int part = 0; part < LADE_N_PARTS && c->params->residency->state_tiers[param] == LADE_TIER_DEVICE; part++) {
       int tensor = lade_value_part(c->graph, param, (enum lade_part)part);
-      bytes += tensor < 0 ? 0 : plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, tensor));
+      bytes += tensor < 0 ? 0 : plan_buffer_bytes(LADE_DEVICE, plan_held_bytes(c->params, tensor));
     }
   }
   return bytes;
@@ -350,7 +365,7 @@ static void rounded_count(const struct cutter *c, uint64_t *change)
         waits_for_update(c, tensor))
       continue;
     int rounded = lade_value_block(c->graph, param, LADE_BLOCK_ROUNDED);
-    uint64_t bytes = plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, rounded));
+    uint64_t bytes = plan_buffer_bytes(LADE_DEVICE, plan_held_bytes(c->params, rounded));
     change[it->last_pos + 1] += bytes;
     change[LADE_MAX(it->last_pos, update_pos(c, param)) + 1] -= bytes;
   }
@@ -430,7 +445,7 @@ static uint64_t waiting_bytes(struct cutter *c, const struct grad_reduction *red
 
 static uint64_t reduction_input_bytes(const struct cutter *c, int param)
 {
-  return lade_held_bytes(c->graph, c->params->layout, c->graph->params[param].tensor);
+  return plan_held_bytes(c->params, c->graph->params[param].tensor);
 }
 
 /* True if the reductions of the bucket may wait until @reduction, the next one, is complete too. */
@@ -493,7 +508,7 @@ static void blocks_place(struct cutter *c)
       ends[0] = reduction[1].slot;
     }
     const int block = lade_value_block(c->graph, reduction->param, LADE_BLOCK_GRAD);
-    const uint64_t bytes = plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, block));
+    const uint64_t bytes = plan_buffer_bytes(LADE_DEVICE, plan_held_bytes(c->params, block));
     if (reduction->source != LADE_DEVICE)
       reduction->is_ahead = live_take_all(c, reduction->slot, ends[REDUCTIONS_IN_FLIGHT - 1], bytes);
   }

@@ -163,6 +163,8 @@ int lade_program_place_within(const struct lade_place_params *params, struct lad
     status = space_pack(params, program, (enum lade_space)space);
     if (!status)
       owners_count(program, (enum lade_space)space);
+    if (space == LADE_DEVICE && params->device_max_bytes && program->peak_bytes[space] > params->device_max_bytes)
+      return status; /* of no use to its caller */
   }
   if (!status)
     status = lade_program_order(program);
@@ -173,6 +175,7 @@ int lade_program_place(const struct lade_build_params *params, struct lade_progr
 {
   const struct lade_place_params place_params = {
       .granule_bytes = {params->chunk_bytes, params->chunk_bytes, LADE_STORE_ALIGN}, .residents = params->residents,
-      .packer = params->packer, .pack_work_limit = params->pack_work_limit, .prices = params->prices};
+      .packer = params->packer, .pack_work_limit = params->pack_work_limit,
+      .device_max_bytes = params->device_max_bytes, .prices = params->prices};
   return lade_program_place_within(&place_params, program);
 }

@@ -44,7 +44,7 @@ struct lade_pricer {
   struct op_values inputs;  /* by op: activations that must be present; not one that its lean form makes itself */
   struct op_values outputs; /* by op */
   bool *is_there;       /* scratch, by tensor */
-  int32_t *dropped;     /* scratch: values that are dropped after each backward op */
+  int32_t *dropped;     /* scratch: values made for one backward op that are dropped after each */
   int32_t *stack;
   double base_ns;       /* of the residency of lade_pricer_rebase: its recompute time */
   bool is_dropped_often; /* that residency drops some value after each backward op */
@@ -267,10 +267,22 @@ struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queu
   return sum;
 }
 
-static void op_run(lade_pricer *s, int op)
+/* True if a value of this choice is recomputed, and dropped again after each backward op. */
+static bool is_often(struct lade_choice choice)
 {
-  for (int i = s->outputs.first[op]; i < s->outputs.first[op + 1]; i++)
-    s->is_there[s->outputs.tensors[i]] = true;
+  return choice.saved == LADE_RESIDENCY_RECOMPUTE && choice.spill == LADE_RESIDENCY_RECOMPUTE;
+}
+
+/* Note the outputs of @op as present. Return the number of dropped values, of which @n were noted before. */
+static int op_run(lade_pricer *s, const struct lade_residency *residency, int op, int n)
+{
+  for (int i = s->outputs.first[op]; i < s->outputs.first[op + 1]; i++) {
+    const int32_t tensor = s->outputs.tensors[i];
+    s->is_there[tensor] = true;
+    if (is_often(residency->choices[tensor]))
+      s->dropped[n++] = tensor;
+  }
+  return n;
 }
 
 static int producer_missing(const lade_pricer *s, int op)
@@ -301,16 +313,10 @@ double lade_pricer_recompute_ns(lade_pricer *s, const struct lade_residency *res
   const struct lade_model_graph *graph = s->graph;
   double ns = lean_forms_ns(s, residency);
   memcpy(s->is_there, s->is_forward, (size_t)graph->n_tensors * sizeof(*s->is_there));
-  int n_dropped = 0;
-  for (int i = 0; i < graph->n_tensors; i++) {
-    if (residency->choices[i].saved != LADE_RESIDENCY_RECOMPUTE)
-      continue;
-    s->is_there[i] = false;
-    if (residency->choices[i].spill == LADE_RESIDENCY_RECOMPUTE)
-      s->dropped[n_dropped++] = i;
-  }
+  for (int i = 0; i < graph->n_tensors; i++)
+    s->is_there[i] &= residency->choices[i].saved != LADE_RESIDENCY_RECOMPUTE;
   for (int op = graph->n_fwd_ops; op < graph->n_ops; op++) {
-    int depth = 0;
+    int depth = 0, n_dropped = 0;
     s->stack[depth++] = op;
     while (depth) {
       int producer = producer_missing(s, s->stack[depth - 1]);
@@ -319,7 +325,7 @@ double lade_pricer_recompute_ns(lade_pricer *s, const struct lade_residency *res
         continue;
       }
       depth--;
-      op_run(s, s->stack[depth]);
+      n_dropped = op_run(s, residency, s->stack[depth], n_dropped);
       if (depth)
         ns += (double)s->unit_costs->op_ns[s->stack[depth]];
     }
@@ -350,8 +356,7 @@ void lade_pricer_rebase(lade_pricer *s, const struct lade_residency *residency)
   int n = 0;
   s->is_dropped_often = false;
   for (int i = 0; i < graph->n_tensors; i++)
-    s->is_dropped_often |= residency->choices[i].saved == LADE_RESIDENCY_RECOMPUTE &&
-                           residency->choices[i].spill == LADE_RESIDENCY_RECOMPUTE;
+    s->is_dropped_often |= is_often(residency->choices[i]);
   s->base_ns = s->is_dropped_often ? lade_pricer_recompute_ns(s, residency) : lean_forms_ns(s, residency);
   memset(s->is_again, 0, (size_t)graph->n_ops * sizeof(*s->is_again));
   memset(s->is_needed, 0, (size_t)graph->n_tensors * sizeof(*s->is_needed));

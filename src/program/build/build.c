@@ -23,6 +23,8 @@
 
 #include "program/build/build_internal.h"
 
+#define SLOT_FEW 16 /* transfers of a slot that are sorted by insertion */
+
 /* ---- values ---- */
 
 static enum lade_owner range_owner(const struct builder *b, const struct live_range *it)
@@ -50,28 +52,36 @@ static enum lade_owner copy_owner(const struct builder *b, int at)
   return owner == LADE_OWNER_TRANSIENT && is_forward && is_used_backward ? LADE_OWNER_SAVED : owner;
 }
 
-/* Return the live range of @value at step @pos. Uses come in order, so it is the current one or the next. */
-static int range_at(struct builder *b, int value, int pos)
+/* Look up the live range of @value at step @pos: the current one or a later one, because uses come in order. */
+static void range_advance(struct builder *b, int value, int pos)
 {
-  int at = b->now[value];
-  while (at + 1 < b->live->first_range[value + 1] && b->live->ranges[at + 1].first_pos <= pos)
+  const int end = b->live->first_range[value + 1];
+  int at = b->now[value].at;
+  while (at + 1 < end && b->live->ranges[at + 1].first_pos <= pos)
     at++;
-  b->now[value] = at;
-  return at;
+  b->now[value] = (struct value_range){at, at + 1 < end ? b->live->ranges[at + 1].first_pos : INT32_MAX};
 }
 
-/* Return the device buffer of @value for a step at @pos; make it now if this step makes the value. */
-static int32_t value_buffer(struct builder *b, int value, int pos)
+/* Return the live range of @value at step @pos. */
+static inline int range_at(struct builder *b, int value, int pos)
 {
-  const struct lade_tensor *t = &b->graph->tensors[plan_value_tensor(b->graph, value)];
+  if (pos >= b->now[value].until)
+    range_advance(b, value, pos);
+  return b->now[value].at;
+}
+
+/* Return the device buffer of @value, of @tensor, for a step at @pos; make it now if this step makes the value. */
+static inline int32_t value_buffer(struct builder *b, int tensor, int value, int pos)
+{
+  const struct lade_tensor *t = &b->graph->tensors[tensor];
   const bool is_resident = t->kind == LADE_TENSOR_PARAM &&
                            b->params->residency->weight_tiers[t->param] == LADE_TIER_DEVICE;
   if (is_resident && (!plan_gathers(b->params) || plan_is_gathered_in_place(b->params, t->param)))
     return b->elsewhere[value];
-  int at = range_at(b, value, pos);
+  const int at = range_at(b, value, pos);
   if (b->on_device[at] < 0)
-    b->on_device[at] = buffer_make(b, LADE_DEVICE, range_owner(b, &b->live->ranges[at]),
-                                   value_bytes(b, plan_value_tensor(b->graph, value)), false);
+    b->on_device[at] =
+        buffer_make(b, LADE_DEVICE, range_owner(b, &b->live->ranges[at]), value_bytes(b, tensor), false);
   return b->on_device[at];
 }
 
@@ -184,14 +194,28 @@ static int transfer_compare(const void *x, const void *y)
   return (a->range > b->range) - (a->range < b->range);
 }
 
+/* Sort @n transfers of a slot: by insertion if they are few, because a call of qsort then takes longer. */
+static void slot_sort(struct transfer *transfers, int n)
+{
+  if (n > SLOT_FEW) {
+    qsort(transfers, (size_t)n, sizeof(*transfers), transfer_compare);
+    return;
+  }
+  for (int i = 1; i < n; i++) {
+    const struct transfer next = transfers[i];
+    int at = i;
+    for (; at > 0 && transfer_compare(&transfers[at - 1], &next) > 0; at--)
+      transfers[at] = transfers[at - 1];
+    transfers[at] = next;
+  }
+}
+
 /* Sort the transfers of each slot, of which @ends has the ends. */
 static void transfers_sort(struct builder *b, const int32_t *ends)
 {
   int first = 0;
   for (int slot = 0; slot <= b->n_steps; slot++) {
-    const int n = ends[slot] - first;
-    if (n > 1)
-      qsort(b->transfers.items + first, (size_t)n, sizeof(*b->transfers.items), transfer_compare);
+    slot_sort(b->transfers.items + first, ends[slot] - first);
     first = ends[slot];
   }
 }
@@ -264,7 +288,7 @@ static void output_add(struct builder *b, int pos, int i)
   const struct lade_tensor *t = &b->graph->tensors[op->out[i]];
   int value = plan_value_number(b->graph, op->out[i], step->microbatch);
   if (t->kind == LADE_TENSOR_GRAD) {
-    int32_t buffer = value_buffer(b, value, pos);
+    int32_t buffer = value_buffer(b, op->out[i], value, pos);
     struct lade_value grad = value_now(b, value);
     bool is_first = grad.version == 0 || (plan_sums_each(b->params) && grad.version % b->n_adds[t->param] == 0);
     if (!is_first) {
@@ -285,7 +309,7 @@ static void output_add(struct builder *b, int pos, int i)
     if (owner == LADE_OWNER_SAVED)
       b->buffers.items[taken].owner = owner;
   }
-  operand_make(b, LADE_ROLE_OUT + i, value_buffer(b, value, pos), value_now(b, value), t->bytes);
+  operand_make(b, LADE_ROLE_OUT + i, value_buffer(b, op->out[i], value, pos), value_now(b, value), t->bytes);
 }
 
 /* Begin the collective of a graph's op over all ranks of its axis. */
@@ -336,10 +360,11 @@ static void step_emit(struct builder *b, int pos)
     if (op->in[i] < 0)
       continue;
     int value = plan_value_number(b->graph, op->in[i], step->microbatch);
+    const int32_t buffer = value_buffer(b, op->in[i], value, pos);
     if (op->kind == LADE_OP_SEND)
-      sent_read(b, value_buffer(b, value, pos), value_now(b, value), value_bytes(b, op->in[i]));
+      sent_read(b, buffer, value_now(b, value), value_bytes(b, op->in[i]));
     else
-      operand_read(b, i, value_buffer(b, value, pos), value_now(b, value), value_bytes(b, op->in[i]));
+      operand_read(b, i, buffer, value_now(b, value), value_bytes(b, op->in[i]));
   }
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] >= 0)
@@ -388,7 +413,8 @@ static int builder_init(struct builder *b)
     return -ENOMEM;
   memset(b->on_device, -1, (size_t)b->live->n_ranges * sizeof(*b->on_device));
   memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
-  memcpy(b->now, b->live->first_range, n_values * sizeof(*b->now));
+  for (size_t value = 0; value < n_values; value++)
+    b->now[value] = (struct value_range){b->live->first_range[value], 0};
   for (int axis = 0; axis < LADE_N_AXES; axis++)
     b->bucket_bytes[axis] = plan_bucket_bytes(b->params, (enum lade_axis)axis);
   b->group.last = -1;

@@ -73,7 +73,7 @@ struct lade_value loss_reduce_emit(struct builder *b, int32_t buffer, struct lad
 /* Return the buffer of the gradient of @param, or its last buffer before its block was reduced. */
 static int32_t grad_buffer(const struct builder *b, int param)
 {
-  return b->on_device[b->now[b->graph->params[param].grad]];
+  return b->on_device[b->now[b->graph->params[param].grad].at];
 }
 
 /* Return the value of this rank's block of the gradient at this point of the list. */

@@ -24,6 +24,10 @@ int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner ow
   return b->buffers.n++;
 }
 
+/* An instruction without an op, a parameter, and waits. */
+static const struct lade_instr blank = {.op = -1, .param = -1, .waits = {-1, -1, -1, -1, -1, -1, -1, -1, -1}};
+_Static_assert(LADE_N_QUEUES == 9, "a blank instruction waits for no queue");
+
 struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue)
 {
   struct lade_instr *instr = &b->spare;
@@ -31,67 +35,11 @@ struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enu
     instr = &b->instrs.items[b->instrs.n++];
   else
     b->status = -ENOMEM;
-  *instr = (struct lade_instr){.kind = (uint8_t)kind, .queue = (uint8_t)queue, .op = -1, .param = -1,
-                               .first_operand = b->operands.n};
-  memset(instr->waits, -1, sizeof(instr->waits));
+  *instr = blank; /* a copy of constants: a call of memset takes longer than the rest of this function */
+  instr->kind = (uint8_t)kind;
+  instr->queue = (uint8_t)queue;
+  instr->first_operand = b->operands.n;
   return instr;
-}
-
-/*
- * Return the memory of the latest instruction's next operand, in @buffer, which lives through the instruction. Callers
- * fill it in place, because a copy of a structure that was just written waits for these writes. NULL: no memory.
- */
-static struct lade_operand *operand_next(struct builder *b, int32_t buffer)
-{
-  if (b->status || !LADE_RESERVE(&b->operands)) {
-    b->status = -ENOMEM;
-    return NULL;
-  }
-  const int32_t at = b->instrs.n - 1;
-  struct lade_buffer *held = &b->buffers.items[buffer];
-  held->first = LADE_MIN(held->first, at);
-  held->last = LADE_MAX(held->last, at);
-  b->instrs.items[at].n_operands++;
-  return &b->operands.items[b->operands.n++];
-}
-
-void operand_add(struct builder *b, const struct lade_operand *operand)
-{
-  struct lade_operand *next = operand_next(b, operand->buffer);
-  if (next)
-    *next = *operand;
-}
-
-void operand_read_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes)
-{
-  struct lade_operand *next = operand_next(b, at.buffer);
-  if (next)
-    *next = (struct lade_operand){at.buffer, LADE_READS, (uint8_t)role, at.offset, bytes, value, nothing};
-}
-
-void operand_make_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes)
-{
-  struct lade_operand *next = operand_next(b, at.buffer);
-  if (next)
-    *next = (struct lade_operand){at.buffer, LADE_MAKES, (uint8_t)role, at.offset, bytes, nothing, value};
-}
-
-void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
-{
-  operand_read_at(b, role, (struct value_place){buffer, 0}, value, bytes);
-}
-
-void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
-{
-  operand_make_at(b, role, (struct value_place){buffer, 0}, value, bytes);
-}
-
-void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
-{
-  const struct lade_value makes = {value.tensor, value.microbatch, (int16_t)(value.version + 1)};
-  struct lade_operand *next = operand_next(b, buffer);
-  if (next)
-    *next = (struct lade_operand){buffer, LADE_READS_AND_MAKES, (uint8_t)role, 0, bytes, value, makes};
 }
 
 /*
@@ -130,19 +78,6 @@ void collective_begin(struct builder *b, enum lade_collective_kind kind, enum la
   b->group.bytes = bytes + (instr->is_grouped ? b->group.bytes : 0);
   b->group.last = at;
   b->instrs.items[b->group.first].predicted_ns = plan_collective_ns(b->params, kind, axis, b->group.bytes);
-}
-
-uint64_t value_bytes(const struct builder *b, int tensor)
-{
-  return lade_held_bytes(b->graph, b->params->layout, tensor);
-}
-
-struct lade_value value_now(const struct builder *b, int value)
-{
-  const int tensor = plan_value_tensor(b->graph, value);
-  const struct lade_tensor *t = &b->graph->tensors[tensor];
-  return (struct lade_value){tensor, (int16_t)(value == tensor ? 0 : value / b->graph->n_tensors),
-                             t->kind == LADE_TENSOR_GRAD ? b->grad_versions[t->param] : (int16_t)0};
 }
 
 void move_emit(struct builder *b, struct value_place src, struct lade_value reads, struct value_place dst,

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Internals of emission: build_instr.c appends buffers, instructions and operands; build.c writes the list,
+ * Internals of emission: build_instr.c appends buffers, instructions and copies; build.c writes the list,
  * build_grads.c the instructions that complete gradients, build_state.c those that update parameters. The builder keeps
  * a failure of memory, and its user checks for it once.
  */
 #ifndef LADE_BUILD_INTERNAL_H
 #define LADE_BUILD_INTERNAL_H
+
+#include <errno.h>
 
 #include "program/build.h"
 
@@ -52,6 +54,11 @@ struct due {
   int32_t param, batch;
 };
 
+/* The current live range of a value, and the step before which that holds; 0: it is to be looked up. */
+struct value_range {
+  int32_t at, until;
+};
+
 struct builder {
   const struct lade_build_params *params;
   const struct lade_model_graph *graph;
@@ -68,7 +75,7 @@ struct builder {
   struct backward_update *backward_updates; /* parameters in the order of their updates; NULL: after all steps */
   int32_t *on_device;    /* by live range: its buffer */
   int32_t *step_instrs;  /* by step: its first instruction */
-  int32_t *now;          /* by value: its current live range */
+  struct value_range *now; /* by value: its current live range */
   int32_t *elsewhere;    /* by value: buffer of its copy in its tier between steps, or in another; -1: none */
   int32_t *part_buffers; /* by parameter and part: buffer in the state tier, -1 */
   int64_t *first_partials; /* by parameter, n_params + 1 */
@@ -102,15 +109,68 @@ int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner ow
 /* Begin the next instruction; its operands follow. Never NULL. */
 struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue);
 
-/* Give the instruction its next operand, and let the operand's buffer live through the instruction. */
-void operand_add(struct builder *b, const struct lade_operand *operand);
+/*
+ * Return the memory of the latest instruction's next operand, in @buffer, which lives through the instruction. Callers
+ * fill it in place, because a copy of a structure that was just written waits for these writes. NULL: no memory. These
+ * functions are inline, because a program has thousands of operands and a planner emits a thousand programs.
+ */
+static inline struct lade_operand *operand_next(struct builder *b, int32_t buffer)
+{
+  if (b->status || !LADE_RESERVE(&b->operands)) {
+    b->status = -ENOMEM;
+    return NULL;
+  }
+  const int32_t at = b->instrs.n - 1;
+  struct lade_buffer *held = &b->buffers.items[buffer];
+  held->first = LADE_MIN(held->first, at);
+  held->last = LADE_MAX(held->last, at);
+  b->instrs.items[at].n_operands++;
+  return &b->operands.items[b->operands.n++];
+}
+
+/* Give the instruction its next operand. */
+static inline void operand_add(struct builder *b, const struct lade_operand *operand)
+{
+  struct lade_operand *next = operand_next(b, operand->buffer);
+  if (next)
+    *next = *operand;
+}
+
 /* Add an operand that reads, or makes, @bytes of @value: at @at, or at the beginning of @buffer. */
-void operand_read_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes);
-void operand_make_at(struct builder *b, int role, struct value_place at, struct lade_value value, uint64_t bytes);
-void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
-void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+static inline void operand_read_at(struct builder *b, int role, struct value_place at, struct lade_value value,
+                                   uint64_t bytes)
+{
+  struct lade_operand *next = operand_next(b, at.buffer);
+  if (next)
+    *next = (struct lade_operand){at.buffer, LADE_READS, (uint8_t)role, at.offset, bytes, value, nothing};
+}
+
+static inline void operand_make_at(struct builder *b, int role, struct value_place at, struct lade_value value,
+                                   uint64_t bytes)
+{
+  struct lade_operand *next = operand_next(b, at.buffer);
+  if (next)
+    *next = (struct lade_operand){at.buffer, LADE_MAKES, (uint8_t)role, at.offset, bytes, nothing, value};
+}
+
+static inline void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  operand_read_at(b, role, (struct value_place){buffer, 0}, value, bytes);
+}
+
+static inline void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  operand_make_at(b, role, (struct value_place){buffer, 0}, value, bytes);
+}
+
 /* Add an operand that consumes @value and makes its next version, in place. */
-void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+static inline void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  const struct lade_value makes = {value.tensor, value.microbatch, (int16_t)(value.version + 1)};
+  struct lade_operand *next = operand_next(b, buffer);
+  if (next)
+    *next = (struct lade_operand){buffer, LADE_READS_AND_MAKES, (uint8_t)role, 0, bytes, value, makes};
+}
 
 /*
  * Begin a collective; @bytes: of the whole vector; @param -1: of no parameter. A collective of a parameter joins the
@@ -124,9 +184,20 @@ struct lade_value grad_now(const struct builder *b, int param);
 struct value_place grad_place(const struct builder *b, int param);
 
 /* Return the bytes that this rank gives value @tensor. */
-uint64_t value_bytes(const struct builder *b, int tensor);
+static inline uint64_t value_bytes(const struct builder *b, int tensor)
+{
+  return plan_held_bytes(b->params, tensor);
+}
+
 /* Return the value at this point of the list: the version of a gradient is the number of its additions. */
-struct lade_value value_now(const struct builder *b, int value);
+static inline struct lade_value value_now(const struct builder *b, int value)
+{
+  const int tensor = plan_value_tensor(b->graph, value);
+  const struct lade_tensor *t = &b->graph->tensors[tensor];
+  return (struct lade_value){tensor, (int16_t)(value == tensor ? 0 : value / b->graph->n_tensors),
+                             t->kind == LADE_TENSOR_GRAD ? b->grad_versions[t->param] : (int16_t)0};
+}
+
 /* Emit one copy, read or write: @makes is @reads, or this rank's block of it. */
 void move_emit(struct builder *b, struct value_place src, struct lade_value reads, struct value_place dst,
                struct lade_value makes);

@@ -44,7 +44,7 @@ struct sequencer {
   int n_records;  /* microbatches between the parts of their backward half; 1 if it has one part */
   bool *records;  /* by record and tensor */
   bool *is_there; /* the record of the current slot: by tensor, made and not dropped */
-  int *dropped;   /* values to be dropped after each backward op */
+  int *dropped;   /* values recomputed for the backward op at hand that are dropped after each */
   int n_dropped;
   int *stack;     /* ops whose inputs are being made; at most as deep as the forward graph */
   LADE_ARRAY(struct plan_step) steps;
@@ -53,16 +53,22 @@ struct sequencer {
 static bool step_push(struct sequencer *s, int i_op, int microbatch, bool is_recompute)
 {
   const struct lade_op *op = &s->graph->ops[i_op];
-  struct plan_step step = {.op = i_op,
-                           .microbatch = (int16_t)microbatch,
-                           .is_recompute = is_recompute,
-                           .is_backward = is_recompute || op->is_backward,
-                           .reserved_pos = s->steps.n};
+  if (!LADE_RESERVE(&s->steps))
+    return false;
+  s->steps.items[s->steps.n] = (struct plan_step){.op = i_op,
+                                                  .microbatch = (int16_t)microbatch,
+                                                  .is_recompute = is_recompute,
+                                                  .is_backward = is_recompute || op->is_backward,
+                                                  .reserved_pos = s->steps.n};
+  s->steps.n++;
   for (int i = 0; i < op->n_out; i++) {
-    if (op->out[i] >= 0)
-      s->is_there[op->out[i]] = true;
+    if (op->out[i] < 0)
+      continue;
+    s->is_there[op->out[i]] = true;
+    if (is_recompute && s->residency->choices[op->out[i]].spill == LADE_RESIDENCY_RECOMPUTE)
+      s->dropped[s->n_dropped++] = op->out[i];
   }
-  return LADE_PUSH(&s->steps, step);
+  return true;
 }
 
 /* Return an input of @i_op that must be recomputed before it can run, or -1. */
@@ -108,19 +114,11 @@ static void saved_keep(struct sequencer *s)
     s->is_there[i] = s->residency->choices[i].saved != LADE_RESIDENCY_RECOMPUTE;
 }
 
-static void dropped_collect(struct sequencer *s)
-{
-  for (int i = 0; i < s->graph->n_tensors; i++) {
-    struct lade_choice choice = s->residency->choices[i];
-    if (choice.saved == LADE_RESIDENCY_RECOMPUTE && choice.spill == LADE_RESIDENCY_RECOMPUTE)
-      s->dropped[s->n_dropped++] = i;
-  }
-}
-
+/* Drop values that were recomputed for the backward op just emitted, and that are made anew for the next one. */
 static void dropped_forget(struct sequencer *s)
 {
-  for (int i = 0; i < s->n_dropped; i++)
-    s->is_there[s->dropped[i]] = false;
+  while (s->n_dropped)
+    s->is_there[s->dropped[--s->n_dropped]] = false;
 }
 
 /* ---- slots ---- */
@@ -245,7 +243,6 @@ static bool sequencer_init(struct sequencer *s, const struct lade_build_params *
     return false;
   chunks_find(s);
   lade_schedule_order(&s->pipeline, s->graph->share.pp_rank, s->slots);
-  dropped_collect(s);
   record_open(s, 0);
   inputs_reserve(s);
   return !lade_schedule_phases(&s->pipeline, s->graph->share.pp_rank, &s->phases, &s->n_phases);

@@ -20,41 +20,54 @@
 /* A buffer at the peak, with its last use before and its first after. */
 struct resident_view {
   int32_t before, after; /* instructions; none: -1, INT32_MAX */
-  int32_t tensor;
-  bool is_used_now;
+  int32_t latest, next;  /* operands: its last up to the peak, its first after; -1: none */
 };
 
 /* ---- the peak ---- */
 
-/* Return the tensor that @operand leaves in its buffer. */
-static int32_t operand_tensor(const struct lade_operand *operand)
-{
-  return operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
-}
-
+/*
+ * Note the uses of each buffer around the peak. All loops store without a condition: the last store of a buffer is that
+ * of its use nearest to the peak.
+ */
 static void views_fill(const struct lade_program *p, int peak_at, struct resident_view *views)
 {
   for (int i = 0; i < p->n_buffers; i++)
-    views[i] = (struct resident_view){-1, INT32_MAX, -1, false};
-  for (int at = 0; at <= peak_at; at++) {
-    const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand];
-    for (int k = 0; k < p->instrs[at].n_operands; k++, operand++) {
-      struct resident_view *view = &views[operand->buffer];
-      view->tensor = operand_tensor(operand); /* the latest, because an op in place may have replaced the first */
-      view->before = at < peak_at ? at : view->before;
-      view->is_used_now = at == peak_at;
+    views[i] = (struct resident_view){-1, INT32_MAX, -1, -1};
+  for (int at = p->n_instrs - 1; at > peak_at; at--) {
+    const int32_t first = p->instrs[at].first_operand;
+    for (int32_t i = first + p->instrs[at].n_operands - 1; i >= first; i--) {
+      views[p->operands[i].buffer].after = at;
+      views[p->operands[i].buffer].next = i;
     }
   }
-  for (int at = peak_at + 1; at < p->n_instrs; at++) {
-    const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand];
-    for (int k = 0; k < p->instrs[at].n_operands; k++, operand++) {
-      struct resident_view *view = &views[operand->buffer];
-      if (view->after != INT32_MAX)
-        continue;
-      view->after = at;
-      view->tensor = view->tensor < 0 ? operand_tensor(operand) : view->tensor;
+  for (int at = 0; at < peak_at; at++) {
+    const int32_t end = p->instrs[at].first_operand + p->instrs[at].n_operands;
+    for (int32_t i = p->instrs[at].first_operand; i < end; i++) {
+      views[p->operands[i].buffer].before = at;
+      views[p->operands[i].buffer].latest = i;
     }
   }
+  const struct lade_instr *peak = &p->instrs[peak_at];
+  for (int32_t i = peak->first_operand; i < peak->first_operand + peak->n_operands; i++)
+    views[p->operands[i].buffer].latest = i;
+}
+
+/* True if the instruction at the peak uses the buffer. */
+static bool is_used_now(const struct lade_program *p, const struct resident_view *view)
+{
+  return view->latest >= p->instrs[p->live_peak_at[LADE_DEVICE]].first_operand;
+}
+
+/*
+ * Return the tensor in the buffer at the peak: that of the latest operand, because an op in place may have replaced the
+ * first. -1: none.
+ */
+static int32_t tensor_held(const struct lade_program *p, const struct resident_view *view)
+{
+  const int32_t at = view->latest >= 0 ? view->latest : view->next;
+  if (at < 0)
+    return -1;
+  return p->operands[at].access & LADE_MAKES ? p->operands[at].makes.tensor : p->operands[at].reads.tensor;
 }
 
 static int instr_phase(const struct lade_program *p, int at)
@@ -91,13 +104,14 @@ static int32_t view_tensor(const struct peak_analysis *s, const struct lade_resi
                            const struct resident_view *view)
 {
   const struct lade_model_graph *graph = s->params->graph;
-  const int from_blocks = view->tensor - lade_value_block(graph, 0, (enum lade_block)0);
+  const int32_t tensor = tensor_held(p, view);
+  const int from_blocks = tensor - lade_value_block(graph, 0, (enum lade_block)0);
   const int param = from_blocks / LADE_N_BLOCKS, kind = from_blocks % LADE_N_BLOCKS;
   if (from_blocks < 0 || (kind != LADE_BLOCK_ROUNDED && kind != LADE_BLOCK_GRAD))
-    return view->tensor;
+    return tensor;
   const bool is_added_to = view->after < p->n_instrs && p->instrs[view->after].kind == LADE_INSTR_ADD;
   if (lade_shard_count(s->params->layout) > 1 && residency->state_tiers[param] != LADE_TIER_STORE && !is_added_to)
-    return view->tensor;
+    return tensor;
   return graph->params[param].grad;
 }
 
@@ -121,7 +135,7 @@ static void buffer_note(struct peak_analysis *s, const struct lade_program *p, i
     idle_add(s, tensor, p->buffers[i].bytes)->is_in_saved_gap = is_optional;
     return;
   }
-  if (view->is_used_now || view->before < 0 || view->after == INT32_MAX)
+  if (is_used_now(p, view) || view->before < 0 || view->after == INT32_MAX)
     return;
   if (is_copy(p, view->before) || is_copy(p, view->after))
     return; /* already just in time */
@@ -154,19 +168,12 @@ static int idle_collect(struct peak_analysis *s, const struct lade_residency *re
 
 /* ---- queue times ---- */
 
-/* Return the busy time per queue of the program as emitted. */
-static struct lade_queue_times queue_times_count(const struct lade_program *program)
-{
-  double ns[LADE_N_QUEUES] = {0}, updates_ns[LADE_N_QUEUES] = {0};
-  for (int i = 0; i < program->n_instrs; i++) {
-    ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
-    if (program->instrs[i].kind == LADE_INSTR_UPDATE)
-      updates_ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
-  }
-  return (struct lade_queue_times){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
-                            ns[LADE_Q_HOST], ns[LADE_Q_COMM_DP],
-                            {updates_ns[LADE_Q_COMPUTE], updates_ns[LADE_Q_HOST], updates_ns[LADE_Q_IO]}};
-}
+/* Busy times of a program as emitted. Nanoseconds are whole, so these sums are exact in any order. */
+struct busy_times {
+  double ns[LADE_N_QUEUES], updates_ns[LADE_N_QUEUES];
+  double comm_ns[LADE_N_QUEUES]; /* least times of collectives */
+  double hidden_ns;              /* of the io queue */
+};
 
 /*
  * Return the least time of a collective. Just in time it may be alone, while a schedule with room groups it with
@@ -185,10 +192,33 @@ static int64_t collective_bound_ns(const struct peak_analysis *s, const struct l
 static int64_t transfer_hidden_ns(const struct peak_analysis *s, const struct lade_instr *instr)
 {
   const struct lade_prices *prices = s->params->prices;
-  if (!lade_instr_is_transfer(instr))
-    return 0;
   const int64_t latency_ns = instr->kind == LADE_INSTR_READ ? prices->read.latency_ns : prices->write.latency_ns;
   return LADE_MIN(latency_ns, instr->predicted_ns);
+}
+
+static struct busy_times busy_times_count(const struct peak_analysis *s, const struct lade_program *program)
+{
+  struct busy_times busy = {{0}};
+  for (int i = 0; i < program->n_instrs; i++) {
+    const struct lade_instr *instr = &program->instrs[i];
+    busy.ns[instr->queue] += (double)instr->predicted_ns;
+    if (instr->kind == LADE_INSTR_UPDATE)
+      busy.updates_ns[instr->queue] += (double)instr->predicted_ns;
+    else if (instr->kind == LADE_INSTR_COLLECTIVE && instr->queue != LADE_Q_COMPUTE)
+      busy.comm_ns[instr->queue] += (double)collective_bound_ns(s, instr);
+    else if (instr->kind == LADE_INSTR_READ || instr->kind == LADE_INSTR_WRITE)
+      busy.hidden_ns += (double)transfer_hidden_ns(s, instr);
+  }
+  return busy;
+}
+
+/* Return the busy time per queue. */
+static struct lade_queue_times queue_times_get(const struct busy_times *busy)
+{
+  const double *ns = busy->ns, *updates_ns = busy->updates_ns;
+  return (struct lade_queue_times){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
+                            ns[LADE_Q_HOST], ns[LADE_Q_COMM_DP],
+                            {updates_ns[LADE_Q_COMPUTE], updates_ns[LADE_Q_HOST], updates_ns[LADE_Q_IO]}};
 }
 
 /*
@@ -197,24 +227,15 @@ static int64_t transfer_hidden_ns(const struct peak_analysis *s, const struct la
  * backward half wait for less.
  */
 static int64_t program_bound_ns(const struct peak_analysis *s, const struct lade_program *program,
-                                const struct lade_queue_times *queue_times)
+                                const struct busy_times *busy)
 {
-  double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, comm_ns[LADE_N_QUEUES] = {0}, longest_ns = 0, busiest_ns;
-  struct lade_queue_times min = *queue_times;
-  for (int i = 0; i < program->n_instrs; i++) {
-    const struct lade_instr *instr = &program->instrs[i];
-    min.io_ns -= (double)transfer_hidden_ns(s, instr);
-    if (instr->kind == LADE_INSTR_UPDATE)
-      updates_ns[instr->queue] += (double)instr->predicted_ns;
-    else if (instr->queue == LADE_Q_COMPUTE)
-      ops_ns += (double)instr->predicted_ns;
-    else if (instr->kind == LADE_INSTR_COLLECTIVE)
-      comm_ns[instr->queue] += (double)collective_bound_ns(s, instr);
-  }
-  busiest_ns = lade_queue_times_bound_ns(s->pricer, &min); /* this bound ignores collectives */
+  const double ops_ns = busy->ns[LADE_Q_COMPUTE] - busy->updates_ns[LADE_Q_COMPUTE];
+  struct lade_queue_times min = queue_times_get(busy);
+  min.io_ns -= busy->hidden_ns;
+  double longest_ns = 0, busiest_ns = lade_queue_times_bound_ns(s->pricer, &min); /* it ignores collectives */
   for (int q = 0; q < LADE_N_QUEUES; q++) {
-    longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
-    busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);
+    longest_ns = LADE_MAX(longest_ns, busy->updates_ns[q]);
+    busiest_ns = LADE_MAX(busiest_ns, busy->comm_ns[q]);
   }
   if (program->optimizer_in_backward)
     longest_ns = 0;
@@ -243,14 +264,16 @@ static int peak_take(struct peak_analysis *s, const struct lade_residency *resid
 {
   const struct lade_program *program = s->program;
   struct lade_build_params build_params = descent_build_params(s->params, residency);
+  build_params.held_bytes = s->held_bytes;
   int status = lade_program_emit_over(&build_params, s->program);
   if (!status)
     status = idle_collect(s, residency, program);
   if (!status)
     status = idle_keep(s, peak);
   if (!status) {
-    peak->queue_times = queue_times_count(program);
-    peak->bound_ns = program_bound_ns(s, program, &peak->queue_times);
+    const struct busy_times busy = busy_times_count(s, program);
+    peak->queue_times = queue_times_get(&busy);
+    peak->bound_ns = program_bound_ns(s, program, &busy);
     memcpy(peak->live_bytes, program->live_peak_bytes, sizeof(peak->live_bytes));
   }
   return status;
@@ -322,11 +345,17 @@ int peak_analysis_get(struct peak_analysis *s, const struct lade_residency *resi
 
 int peak_analysis_init(struct peak_analysis *s, const struct lade_plan_params *params, const lade_pricer *pricer)
 {
+  const int n_values = lade_value_count(params->graph);
   *s = (struct peak_analysis){.params = params, .pricer = pricer};
-  s->idle = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->idle));
-  s->noted = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->noted));
+  s->idle = calloc((size_t)n_values + 1, sizeof(*s->idle));
+  s->noted = calloc((size_t)n_values + 1, sizeof(*s->noted));
+  s->held_bytes = calloc((size_t)n_values + 1, sizeof(*s->held_bytes));
   s->program = calloc(1, sizeof(*s->program));
-  return s->idle && s->noted && s->program ? 0 : -ENOMEM;
+  if (!s->idle || !s->noted || !s->held_bytes || !s->program)
+    return -ENOMEM;
+  for (int value = 0; value < n_values; value++)
+    s->held_bytes[value] = lade_held_bytes(params->graph, params->layout, value);
+  return 0;
 }
 
 void peak_analysis_finish(struct peak_analysis *s)
@@ -338,6 +367,7 @@ void peak_analysis_finish(struct peak_analysis *s)
   free(s->table);
   free(s->views);
   free(s->noted);
+  free(s->held_bytes);
   free(s->idle);
 }
 

@@ -32,6 +32,7 @@ struct peak_analysis {
   LADE_ARRAY(struct peak) items;
   int32_t *table; /* hash table of items by key: n_table places, a power of two, at least half of them free (-1) */
   int n_table;
+  uint64_t *held_bytes;         /* by value's number, as in lade_build_params */
   struct lade_program *program; /* scratch: of the latest new residency */
   struct resident_view *views; /* scratch, by buffer */
   struct idle_value *idle;     /* scratch, by value's number: all 0 between two analyses */

@@ -136,8 +136,20 @@ static int training_build(const struct lade_build_params *params, struct plan_tr
 }
 
 /*
- * Build both programs for the rank of @layout; takes @residency. *ret_plan is NULL if the training program alone is too
- * slow, or neither fits the device nor is near it: most candidates end there.
+ * True if the placed program @train is too slow, or too large. One that prefetches is not packed again, so it must fit
+ * the device; one just in time may be near it.
+ */
+static bool training_is_lost(const lade_planner *planner, const struct lade_program *train, bool is_prefetching,
+                             const struct plan_trial *trial)
+{
+  const bool is_over = is_prefetching ? train->peak_bytes[LADE_DEVICE] > trial->device_bytes
+                                      : !is_near(planner, train, trial->device_bytes);
+  return is_over || train->predicted_ns >= trial->worst_ns;
+}
+
+/*
+ * Build both programs for the rank of @layout; takes @residency. *ret_plan is NULL if the training program is lost, as
+ * most are.
  */
 static int plan_build(const lade_planner *planner, const struct lade_layout *layout, struct lade_residency *residency,
                       uint64_t pack_work, struct plan_trial *trial, struct lade_plan **ret_plan)
@@ -153,16 +165,16 @@ static int plan_build(const lade_planner *planner, const struct lade_layout *lay
   build_params.layout = layout;
   build_params.packer = planner->packer;
   build_params.pack_work_limit = pack_work;
+  build_params.device_max_bytes = residency->prefetch_bytes ? trial->device_bytes : 0;
   int status = training_build(&build_params, trial, &plan->train, &is_lost);
-  if (!status && !is_lost)
-    is_lost = plan->train->predicted_ns >= trial->worst_ns || !is_near(planner, plan->train, trial->device_bytes);
-  if (!status && is_lost) {
+  if (!status && (is_lost || training_is_lost(planner, plan->train, residency->prefetch_bytes > 0, trial))) {
     lade_plan_destroy(plan);
     *ret_plan = NULL;
     return 0;
   }
   if (!status) {
     build_params.is_training = false;
+    build_params.device_max_bytes = 0;
     build_params.residents = plan->train;
     status = lade_program_build(&build_params, &plan->eval);
   }

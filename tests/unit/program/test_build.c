@@ -199,6 +199,33 @@ static void no_packing_is_faster_than_buffers_apart(void **state)
   }
 }
 
+/* A program is the same with the bytes of all values given, and within a limit. Above the limit it has no times. */
+static void given_bytes_and_limits_change_no_program(void **state)
+{
+  for (size_t i = 0; i < FIXTURE_N_SETTINGS; i++) {
+    struct program_fixture s;
+    struct lade_program *program = NULL;
+    program_fixture_init(&s, &program_fixture_settings[i]);
+    struct lade_build_params params = params_of(&s, &program_fixture_settings[i]);
+    uint64_t *held_bytes = malloc((size_t)lade_value_count(s.graph) * sizeof(*held_bytes));
+    assert_non_null(held_bytes);
+    for (int value = 0; value < lade_value_count(s.graph); value++)
+      held_bytes[value] = lade_held_bytes(s.graph, params.layout, value);
+    params.held_bytes = held_bytes;
+    params.device_max_bytes = s.program->peak_bytes[LADE_DEVICE];
+    assert_int_equal(lade_program_build(&params, &program), 0);
+    programs_are_equal(program, s.program);
+    lade_program_destroy(program);
+    params.device_max_bytes--;
+    assert_int_equal(lade_program_emit(&params, &program), 0);
+    assert_int_equal(lade_program_place(&params, program), 0);
+    assert_true(program->peak_bytes[LADE_DEVICE] == s.program->peak_bytes[LADE_DEVICE] && !program->predicted_ns);
+    lade_program_destroy(program);
+    free(held_bytes);
+    program_fixture_finish(&s);
+  }
+}
+
 /* A group moves the same bytes as its collectives apart, and waits once. */
 static void groups_move_the_same_bytes(void **state)
 {
@@ -658,6 +685,7 @@ int main(void)
       cmocka_unit_test(groups_move_the_same_bytes),
       cmocka_unit_test(a_group_has_the_price_of_one_call),
       cmocka_unit_test(no_packing_is_faster_than_buffers_apart),
+      cmocka_unit_test(given_bytes_and_limits_change_no_program),
       cmocka_unit_test(sends_are_calls_of_their_axis),
       cmocka_unit_test(scattered_sends_send_the_ranks_own_rows),
       cmocka_unit_test(captures_end_only_at_a_wait),
