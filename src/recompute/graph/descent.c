@@ -81,13 +81,21 @@ static bool gap_around(const struct remat_schedule *schedule, int value, int bou
   return true;
 }
 
-bool remat_release_around(struct remat_schedule *schedule, int value, int boundary)
+bool remat_release_rows_around(struct remat_schedule *schedule, int value, int boundary)
 {
   struct remat_span gap;
   if (!gap_around(schedule, value, boundary, &gap))
     return false;
-  remat_release(schedule, value, gap.from, gap.to);
+  remat_release_unsettled(schedule, value, gap.from, gap.to);
+  remat_rows_settle(schedule);
   return true;
+}
+
+bool remat_release_around(struct remat_schedule *schedule, int value, int boundary)
+{
+  bool is_made = remat_release_rows_around(schedule, value, boundary);
+  remat_settle(schedule);
+  return is_made;
 }
 
 /* Values that a turn makes again. */
@@ -153,9 +161,11 @@ void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw)
       const int value = problem->edges[op->first_out + k].value;
       const int next = remat_touch_from(schedule, value, turn + 1);
       draw = draw * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
-      if (next != INT32_MAX && remat_is_redone_at(schedule, value, turn) &&
-          remat_is_redone_at(schedule, value, next) && (!is_drawn || draw >> SKIP_SHIFT))
-        remat_hold(schedule, value, turn + 1, next);
+      if (next == INT32_MAX || !remat_is_redone_at(schedule, value, turn) ||
+          !remat_is_redone_at(schedule, value, next) || (is_drawn && !(draw >> SKIP_SHIFT)))
+        continue;
+      remat_hold_unsettled(schedule, value, turn + 1, next);
+      remat_rows_settle(schedule); /* which values are made again next depends on no bytes */
     }
   }
   remat_turn_resume(schedule, turn);

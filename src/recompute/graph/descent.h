@@ -26,6 +26,9 @@ int64_t remat_descend(struct remat_schedule *schedule, const struct remat_descen
  */
 bool remat_release_around(struct remat_schedule *schedule, int value, int boundary);
 
+/* The same, except that the bytes of turns do not follow before remat_settle. */
+bool remat_release_rows_around(struct remat_schedule *schedule, int value, int boundary);
+
 #define REMAT_DRAW_NONE UINT64_MAX /* nothing is left to chance */
 
 /*

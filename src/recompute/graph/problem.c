@@ -149,7 +149,8 @@ static void gets_make(struct problem_maker *maker)
   for (int v = 0; v < problem->n_values; v++) {
     problem->edges[maker->n_edges] = (struct remat_edge){v, problem->values[v].n_makers};
     problem->ops[remat_get_op(problem, v)] = (struct remat_op){
-        .first_in = maker->n_edges, .first_out = maker->n_edges, .n_out = 1, .redo_until = INT32_MAX};
+        .first_in = maker->n_edges, .first_out = maker->n_edges, .n_out = 1, .redo_until = INT32_MAX,
+        .has_versions = true};
     maker->n_edges++;
   }
 }
@@ -177,6 +178,15 @@ static uint64_t op_need(const struct remat_problem *problem, const struct remat_
   return need;
 }
 
+/* True if @op reads, makes or changes a value with several makers. */
+static bool has_versions(const struct remat_problem *problem, const struct remat_op *op)
+{
+  for (int i = 0; i < op->n_in + op->n_out; i++)
+    if (problem->values[problem->edges[op->first_in + i].value].n_makers > 1)
+      return true;
+  return false;
+}
+
 static void ops_make(struct problem_maker *maker)
 {
   struct remat_problem *problem = maker->problem;
@@ -189,6 +199,7 @@ static void ops_make(struct problem_maker *maker)
     op->ns = from->ns;
     op->scratch_bytes = from->scratch_bytes;
     op->redo_until = redo_until_find(maker->graph, t);
+    op->has_versions = has_versions(problem, op);
     problem->base_ns += from->ns;
     problem->floor_bytes = LADE_MAX(problem->floor_bytes, op_need(problem, op));
   }

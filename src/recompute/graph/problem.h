@@ -27,6 +27,7 @@ struct remat_op {
   int32_t first_in, n_in;   /* edges: values that it reads, or changes in part */
   int32_t first_out, n_out; /* edges: values that it makes or changes */
   int32_t redo_until;       /* -1: never */
+  bool has_versions;        /* it uses a value with several makers, or gets one back */
   uint64_t scratch_bytes;
   int64_t ns;
 };

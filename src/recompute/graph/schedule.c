@@ -2,11 +2,17 @@
 /*
  * Keep a schedule of recompute consistent under changes (schedule.h).
  *
- * A change of the boundaries at which a value is held changes the bytes of that range. It queues the turns at the ends
- * of the range, and those in it that touch the value. Each queued turn is evaluated again. If its redos changed, so did
- * the turns that some values touch: a value that is held only for a use that an op of the turn no longer has is
- * released back to its last touch. This queues further turns. Each release makes the schedule smaller, so the queue
- * empties. Every change of spans and redos is journalled with what it replaced.
+ * A change of the boundaries at which a value is held changes the bytes of that range. It is an event for the turns at
+ * the ends of the range, and for those in it that touch the value. The redos of each such turn follow its events, op by
+ * op (schedule_turn.c). If they changed, so did the turns that some values touch: a value that is held only for a use
+ * that an op of the turn no longer has is released back to its last touch. This is an event for further turns. Each
+ * release makes the schedule smaller, so the queue empties.
+ *
+ * The bytes of turns with events are counted after that, once each. A caller that makes several changes in a row, each
+ * of which depends on the redos so far, leaves them uncounted until the last one: a chain of n values that is held
+ * value by value then takes O(n) and not O(n^2). Redos depend on no bytes, so the result is the same.
+ *
+ * Every change of spans, redos and bytes is journalled: redos by the ops that came and went.
  */
 #include "recompute/graph/schedule.h"
 
@@ -14,41 +20,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- sorted arrays ---- */
-
-/* Return the index of the first touch at @turn or after it. */
-static int touch_index(const struct remat_holding *holding, int turn)
-{
-  int lo = 0, hi = holding->touches.n;
-  while (lo < hi) {
-    int mid = lo + (hi - lo) / 2;
-    if (holding->touches.items[mid].turn < turn)
-      lo = mid + 1;
-    else
-      hi = mid;
-  }
-  return lo;
-}
+/* ---- touches ---- */
 
 int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  const int before = holding->touches.items[touch_index(holding, turn) - 1].turn; /* the birth is before all */
+  const int before = holding->touches.items[remat_touch_index(holding, turn) - 1].turn; /* the birth is before all */
   return LADE_MAX(before, remat_first_boundary(schedule->problem, value) - 1);
 }
 
 int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  int at = touch_index(holding, turn);
+  int at = remat_touch_index(holding, turn);
   return at < holding->touches.n ? holding->touches.items[at].turn : INT32_MAX;
-}
-
-int remat_touch_edges(const struct remat_schedule *schedule, int value, int turn)
-{
-  const struct remat_holding *holding = &schedule->holdings[value];
-  const int at = touch_index(holding, turn);
-  return at < holding->touches.n && holding->touches.items[at].turn == turn ? holding->touches.items[at].n_edges : 0;
 }
 
 static int get_compare(const void *x, const void *y)
@@ -100,7 +85,7 @@ int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int tur
 {
   const struct remat_holding *holding = &schedule->holdings[value];
   bool is_guest = remat_is_guest(schedule->problem, value);
-  for (int i = touch_index(holding, turn); i < holding->touches.n; i++) {
+  for (int i = remat_touch_index(holding, turn); i < holding->touches.n; i++) {
     const int at = holding->touches.items[i].turn;
     if (remat_is_held(schedule, value, at + 1))
       continue;
@@ -111,71 +96,10 @@ int32_t remat_put_turn(const struct remat_schedule *schedule, int value, int tur
   return INT32_MAX;
 }
 
-/* ---- bytes on tiers ---- */
-
-/* Let @value wait on its tier at boundaries from .. to, at which it is not held (@sign 1), or take that back (-1). */
-static void waiting_add(struct remat_schedule *schedule, int value, int from, int to, int sign)
-{
-  const struct remat_value *v = &schedule->problem->values[value];
-  if (from > to)
-    return;
-  schedule->n_waits += (int64_t)sign * (to - from + 1);
-  if (remat_is_guest(schedule->problem, value))
-    turn_bytes_add(&schedule->waiting[schedule->sources[value]], from, to, sign * (int64_t)v->bytes);
-}
-
-void remat_waiting_add(struct remat_schedule *schedule, int value, int from, int to, int sign)
-{
-  const struct remat_holding *holding = &schedule->holdings[value];
-  if (schedule->sources[value] == LADE_DEVICE)
-    return;
-  from = LADE_MAX(from, schedule->problem->values[value].birth + 1);
-  for (int i = remat_span_from(holding, from); i < holding->spans.n && from <= to; i++) {
-    const struct remat_span *span = &holding->spans.items[i];
-    waiting_add(schedule, value, from, LADE_MIN(to, span->from - 1), sign);
-    from = span->to + 1;
-  }
-  waiting_add(schedule, value, from, to, sign);
-}
-
 static int last_touch(const struct remat_schedule *schedule, int value)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
   return holding->touches.items[holding->touches.n - 1].turn;
-}
-
-static void touch_add(struct remat_schedule *schedule, int value, int turn)
-{
-  struct remat_holding *holding = &schedule->holdings[value];
-  const struct remat_touch touch = {turn, 1};
-  int at = touch_index(holding, turn);
-  if (at < holding->touches.n && holding->touches.items[at].turn == turn) {
-    holding->touches.items[at].n_edges++;
-    return;
-  }
-  if (!LADE_PUSH(&holding->touches, touch)) {
-    schedule->status = -ENOMEM;
-    return;
-  }
-  memmove(holding->touches.items + at + 1, holding->touches.items + at,
-          (size_t)(holding->touches.n - 1 - at) * sizeof(touch));
-  holding->touches.items[at] = touch;
-  if (at > 0 && at == holding->touches.n - 1)
-    remat_waiting_add(schedule, value, holding->touches.items[at - 1].turn + 1, turn, 1);
-}
-
-/* Take one edge. Return true if it was the last one in @turn. */
-static bool touch_remove(struct remat_schedule *schedule, int value, int turn)
-{
-  struct remat_holding *holding = &schedule->holdings[value];
-  int at = touch_index(holding, turn);
-  if (--holding->touches.items[at].n_edges > 0)
-    return false;
-  if (at > 0 && at == holding->touches.n - 1)
-    remat_waiting_add(schedule, value, holding->touches.items[at - 1].turn + 1, turn, -1);
-  memmove(holding->touches.items + at, holding->touches.items + at + 1,
-          (size_t)(--holding->touches.n - at) * sizeof(struct remat_touch));
-  return true;
 }
 
 /* ---- spans ---- */
@@ -291,13 +215,17 @@ static void range_set(struct remat_schedule *schedule, int value, int from, int 
 
 /* ---- changes ---- */
 
-static void turn_queue(struct remat_schedule *schedule, int turn)
+/* Queue @turn for a change of @value at one of its ends; -1: for an evaluation from nothing. */
+static void turn_queue(struct remat_schedule *schedule, int turn, int value)
 {
-  if (schedule->is_queued[turn])
-    return;
-  schedule->is_queued[turn] = true;
-  if (!LADE_PUSH(&schedule->queue, turn))
+  const struct remat_event event = {value, schedule->first_event[turn]};
+  if (!LADE_PUSH(&schedule->events, event) ||
+      (!schedule->is_queued[turn] && !LADE_PUSH(&schedule->queue, turn))) {
     schedule->status = -ENOMEM;
+    return;
+  }
+  schedule->first_event[turn] = schedule->events.n - 1;
+  schedule->is_queued[turn] = true;
 }
 
 /*
@@ -316,7 +244,7 @@ static bool is_of_op(const struct remat_problem *problem, int value, int turn)
 /* Change the range, journal it, and queue the turns that depend on it. */
 static void range_change(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
 {
-  const struct remat_change change = {.value = value, .from = from, .to = to, .is_held = is_held};
+  const struct remat_change change = {.kind = REMAT_RANGE, .value = value, .from = from, .to = to, .is_held = is_held};
   if (!LADE_PUSH(&schedule->journal, change)) {
     schedule->status = -ENOMEM;
     return;
@@ -324,10 +252,10 @@ static void range_change(struct remat_schedule *schedule, int value, int from, i
   range_set(schedule, value, from, to, is_held);
   const struct remat_holding *holding = &schedule->holdings[value];
   if (from > 0 && !is_of_op(schedule->problem, value, from - 1))
-    turn_queue(schedule, from - 1);
-  turn_queue(schedule, to);
-  for (int i = touch_index(holding, from); i < holding->touches.n && holding->touches.items[i].turn < to; i++)
-    turn_queue(schedule, holding->touches.items[i].turn);
+    turn_queue(schedule, from - 1, value);
+  turn_queue(schedule, to, value);
+  for (int i = remat_touch_index(holding, from); i < holding->touches.n && holding->touches.items[i].turn < to; i++)
+    turn_queue(schedule, holding->touches.items[i].turn, value);
 }
 
 /* Release @value, which no op of @turn uses any more, if it was held for that use alone. */
@@ -342,140 +270,153 @@ static void held_trim(struct remat_schedule *schedule, int value, int turn)
   range_change(schedule, value, from, turn, false);
 }
 
-/* Let the values of a redo that is new in @turn touch it. */
-static void op_touch(struct remat_schedule *schedule, int turn, int op)
+/*
+ * Make the @n @changes, ascending, to the redos of @turn; or undo them. The new list is written into schedule->row, and
+ * the two lists change places.
+ */
+static void row_change(struct remat_schedule *schedule, int turn, const int32_t *changes, int n, bool is_undone)
 {
-  const struct remat_op *o = &schedule->problem->ops[op];
-  for (int i = 0; i < o->n_in + o->n_out; i++)
-    touch_add(schedule, schedule->problem->edges[o->first_in + i].value, turn);
+  struct remat_turn *t = &schedule->turns[turn];
+  const int n_old = t->redos.n;
+  if (!lade_array_reserve((void **)&schedule->row.items, &schedule->row.capacity, n_old + n, sizeof(int32_t))) {
+    schedule->status = -ENOMEM;
+    return;
+  }
+  int32_t *row = schedule->row.items;
+  int at = 0, n_new = 0;
+  for (int i = 0; i < n; i++) {
+    bool is_gone = (changes[i] < 0) != is_undone;
+    const int op = changes[i] < 0 ? ~changes[i] : changes[i], to = remat_redo_index(schedule->problem, t, at, op);
+    const int64_t ns = schedule->problem->ops[op].ns;
+    schedule->redo_ns += is_gone ? -ns : ns;
+    t->redo_ns += is_gone ? -ns : ns;
+    t->n_versions += schedule->problem->ops[op].has_versions ? is_gone ? -1 : 1 : 0;
+    for (; at < to; at++)
+      row[n_new++] = t->redos.items[at];
+    if (is_gone)
+      at++;
+    else
+      row[n_new++] = op;
+  }
+  for (; at < n_old; at++)
+    row[n_new++] = t->redos.items[at];
+  const int capacity = schedule->row.capacity;
+  schedule->row.items = t->redos.items;
+  schedule->row.capacity = t->redos.capacity;
+  t->redos.items = row;
+  t->redos.capacity = capacity;
+  t->redos.n = n_new;
+  schedule->n_redos += n_new - n_old;
+  schedule->state = ++schedule->n_states;
 }
 
-/* Take the touches of a redo that has left @turn. */
-static void op_untouch(struct remat_schedule *schedule, int turn, int op, bool is_trimmed)
+/* Journal the changes of the redos of @turn in schedule->changed. Return false if there is no memory. */
+static bool row_journal(struct remat_schedule *schedule, int turn)
 {
-  const struct remat_problem *problem = schedule->problem;
-  const struct remat_op *o = &problem->ops[op];
-  for (int i = 0; i < o->n_in + o->n_out; i++) {
-    int value = problem->edges[o->first_in + i].value;
-    if (touch_remove(schedule, value, turn) && is_trimmed)
-      held_trim(schedule, value, turn);
-  }
-}
-
-/* Replace the touches of the redos @old, ascending, by those of the turn's redos, as one walk over both. */
-static void touches_replace(struct remat_schedule *schedule, int turn, const int32_t *old, int n_old,
-                            const int32_t *redos, int n_redos, bool is_trimmed)
-{
-  const struct remat_problem *problem = schedule->problem;
-  for (int i = 0, k = 0; k < n_redos; k++) {
-    while (i < n_old && remat_order(problem, old[i]) < remat_order(problem, redos[k]))
-      i++;
-    if (i == n_old || old[i] != redos[k])
-      op_touch(schedule, turn, redos[k]);
-  }
-  for (int i = 0, k = 0; i < n_old; i++) {
-    while (k < n_redos && remat_order(problem, redos[k]) < remat_order(problem, old[i]))
-      k++;
-    if (k == n_redos || redos[k] != old[i])
-      op_untouch(schedule, turn, old[i], is_trimmed);
-  }
-}
-
-static bool redos_assign(struct remat_turn *t, const int32_t *redos, int n)
-{
-  if (!lade_array_reserve((void **)&t->redos.items, &t->redos.capacity, n, sizeof(*redos)))
+  const int n = schedule->changed.n, to = schedule->row_changes.n;
+  const struct remat_change change = {.kind = REMAT_REDOS, .from = turn, .to = to};
+  if (!lade_array_reserve((void **)&schedule->row_changes.items, &schedule->row_changes.capacity, to + n,
+                          sizeof(int32_t)) ||
+      !LADE_PUSH(&schedule->journal, change)) {
+    schedule->status = -ENOMEM;
     return false;
-  if (n)
-    memcpy(t->redos.items, redos, (size_t)n * sizeof(*redos));
-  t->redos.n = n;
+  }
+  memcpy(schedule->row_changes.items + to, schedule->changed.items, (size_t)n * sizeof(int32_t));
+  schedule->row_changes.n = to + n;
   return true;
 }
 
-static void costs_set(struct remat_schedule *schedule, int turn, int64_t redo_ns, uint64_t extra_bytes)
+/* Release values that were held for uses in @turn alone that have gone with its redos. */
+static void row_trim(struct remat_schedule *schedule, int turn)
+{
+  for (int i = schedule->untouched.n - 1; i >= 0 && !schedule->status; i--) {
+    if (!remat_touch_edges(schedule, schedule->untouched.items[i], turn))
+      held_trim(schedule, schedule->untouched.items[i], turn);
+  }
+}
+
+/* Let the bytes of @turn be counted again when changes settle. */
+static void turn_expire(struct remat_schedule *schedule, int turn)
+{
+  if (schedule->is_stale[turn])
+    return;
+  schedule->is_stale[turn] = true;
+  if (!LADE_PUSH(&schedule->stale, turn))
+    schedule->status = -ENOMEM;
+}
+
+/* Let the redos of @turn follow its events. */
+static void turn_renew(struct remat_schedule *schedule, int turn)
+{
+  turn_expire(schedule, turn);
+  remat_row_follow(schedule, turn);
+  schedule->first_event[turn] = -1;
+  if (schedule->status || !schedule->changed.n || !row_journal(schedule, turn))
+    return;
+  row_change(schedule, turn, schedule->changed.items, schedule->changed.n, false);
+  if (schedule->is_broken || schedule->status)
+    return;
+  row_trim(schedule, turn);
+  schedule->is_broken = schedule->redo_ns > schedule->redo_max_ns;
+}
+
+void remat_rows_settle(struct remat_schedule *schedule)
+{
+  while (schedule->queue.n > 0) {
+    const int turn = schedule->queue.items[--schedule->queue.n];
+    schedule->is_queued[turn] = false;
+    if (!schedule->is_broken && !schedule->status)
+      turn_renew(schedule, turn);
+    else
+      schedule->first_event[turn] = -1;
+  }
+}
+
+/* Set the bytes that @turn needs on top of those held before it. */
+static void extra_set(struct remat_schedule *schedule, int turn, uint64_t extra_bytes)
 {
   struct remat_turn *t = &schedule->turns[turn];
   schedule->state = ++schedule->n_states;
-  schedule->redo_ns += redo_ns - t->redo_ns;
-  if (extra_bytes != t->extra_bytes)
-    bytes_add(schedule, turn, turn, (int64_t)(extra_bytes - t->extra_bytes));
-  t->redo_ns = redo_ns;
+  bytes_add(schedule, turn, turn, (int64_t)(extra_bytes - t->extra_bytes));
   t->extra_bytes = extra_bytes;
 }
 
-/* Journal the turn's redos and costs as they are. */
-static void turn_journal(struct remat_schedule *schedule, int turn)
+/* Count the bytes of @turn again. */
+static void turn_recount(struct remat_schedule *schedule, int turn)
 {
-  const struct remat_turn *t = &schedule->turns[turn];
-  const struct remat_change change = {-1, turn, schedule->old_redos.n, false, t->redo_ns, t->extra_bytes};
-  const int n = schedule->old_redos.n + t->redos.n + 1;
-  if (!LADE_PUSH(&schedule->journal, change)) {
+  const uint64_t before = schedule->turns[turn].extra_bytes, extra_bytes = remat_turn_bytes(schedule, turn);
+  const struct remat_change change = {.kind = REMAT_BYTES, .from = turn, .extra_bytes = before};
+  if (extra_bytes == before)
+    return;
+  if (LADE_PUSH(&schedule->journal, change))
+    extra_set(schedule, turn, extra_bytes);
+  else
     schedule->status = -ENOMEM;
-    return;
-  }
-  if (!lade_array_reserve((void **)&schedule->old_redos.items, &schedule->old_redos.capacity, n, sizeof(int32_t))) {
-    schedule->journal.n--;
-    schedule->status = -ENOMEM;
-    return;
-  }
-  if (t->redos.n)
-    memcpy(schedule->old_redos.items + change.to, t->redos.items, (size_t)t->redos.n * sizeof(int32_t));
-  schedule->old_redos.n += t->redos.n;
-}
-
-/* Give @turn the redos in schedule->row. */
-static void row_take(struct remat_schedule *schedule, int turn)
-{
-  struct remat_turn *t = &schedule->turns[turn];
-  const int32_t *old = schedule->old_redos.items + schedule->journal.items[schedule->journal.n - 1].to;
-  const int n_old = t->redos.n;
-  if (!redos_assign(t, schedule->row.items, schedule->row.n)) {
-    schedule->status = -ENOMEM;
-    return;
-  }
-  schedule->n_redos += t->redos.n - n_old;
-  touches_replace(schedule, turn, old, n_old, t->redos.items, t->redos.n, true);
-}
-
-/* Evaluate @turn again and take over what changed. */
-static void turn_renew(struct remat_schedule *schedule, int turn)
-{
-  const struct remat_turn_result result = remat_turn_evaluate(schedule, turn);
-  schedule->is_broken = schedule->is_broken || result.is_broken;
-  if (schedule->is_broken || schedule->status)
-    return;
-  const struct remat_turn *t = &schedule->turns[turn];
-  bool is_same = t->redos.n == schedule->row.n &&
-                 (!t->redos.n || !memcmp(t->redos.items, schedule->row.items, (size_t)t->redos.n * sizeof(int32_t)));
-  if (is_same && t->extra_bytes == result.extra_bytes)
-    return;
-  turn_journal(schedule, turn);
-  if (schedule->status)
-    return;
-  costs_set(schedule, turn, result.redo_ns, result.extra_bytes);
-  if (!is_same)
-    row_take(schedule, turn);
-  schedule->is_broken = schedule->redo_ns > schedule->redo_max_ns;
 }
 
 void remat_settle(struct remat_schedule *schedule)
 {
-  while (schedule->queue.n > 0) {
-    int turn = schedule->queue.items[--schedule->queue.n];
-    schedule->is_queued[turn] = false;
+  remat_rows_settle(schedule);
+  while (schedule->stale.n > 0) {
+    const int turn = schedule->stale.items[--schedule->stale.n];
+    schedule->is_stale[turn] = false;
     if (!schedule->is_broken && !schedule->status)
-      turn_renew(schedule, turn);
+      turn_recount(schedule, turn);
   }
+  if (!schedule->has_deferred)
+    schedule->events.n = 0;
 }
 
 void remat_turn_defer(struct remat_schedule *schedule, int turn)
 {
-  schedule->is_queued[turn] = true; /* changes then do not queue it */
+  schedule->is_queued[turn] = schedule->has_deferred = true; /* changes then do not queue it */
 }
 
 void remat_turn_resume(struct remat_schedule *schedule, int turn)
 {
-  schedule->is_queued[turn] = false;
-  turn_queue(schedule, turn);
+  schedule->has_deferred = false;
+  if (!LADE_PUSH(&schedule->queue, turn))
+    schedule->status = -ENOMEM;
   remat_settle(schedule);
 }
 
@@ -524,7 +465,7 @@ static void source_put(struct remat_schedule *schedule, int value, enum lade_spa
 void remat_source_set(struct remat_schedule *schedule, int value, enum lade_space tier)
 {
   const struct remat_holding *holding = &schedule->holdings[value];
-  const struct remat_change change = {.value = value, .from = -1, .to = schedule->sources[value]};
+  const struct remat_change change = {.kind = REMAT_SOURCE, .value = value, .to = schedule->sources[value]};
   if (schedule->is_broken || schedule->status)
     return;
   if (!LADE_PUSH(&schedule->journal, change)) {
@@ -533,28 +474,33 @@ void remat_source_set(struct remat_schedule *schedule, int value, enum lade_spac
   }
   source_put(schedule, value, tier);
   for (int i = 1; i < holding->touches.n; i++)
-    turn_queue(schedule, holding->touches.items[i].turn);
+    turn_queue(schedule, holding->touches.items[i].turn, -1);
   remat_settle(schedule);
 }
 
 void remat_commit(struct remat_schedule *schedule)
 {
   schedule->journal.n = 0;
-  schedule->old_redos.n = 0;
+  schedule->row_changes.n = 0;
 }
 
-/* Give @turn back the redos that were journalled, the last in old_redos. */
+/* Undo the last change of redos. */
 static void redos_restore(struct remat_schedule *schedule, const struct remat_change *change)
 {
-  struct remat_turn *t = &schedule->turns[change->from];
-  const int32_t *old = schedule->old_redos.items + change->to;
-  const int n_old = schedule->old_redos.n - change->to;
-  costs_set(schedule, change->from, change->redo_ns, change->extra_bytes);
-  touches_replace(schedule, change->from, t->redos.items, t->redos.n, old, n_old, false);
-  schedule->n_redos += n_old - t->redos.n;
-  if (!redos_assign(t, old, n_old)) /* there was room for them */
-    schedule->status = -ENOMEM;
-  schedule->old_redos.n = change->to;
+  const struct remat_problem *problem = schedule->problem;
+  const int32_t *changes = schedule->row_changes.items + change->to;
+  const int n = schedule->row_changes.n - change->to;
+  for (int i = 0; i < n; i++) {
+    const struct remat_op *op = &problem->ops[changes[i] < 0 ? ~changes[i] : changes[i]];
+    for (int k = 0; k < op->n_in + op->n_out; k++) {
+      if (changes[i] < 0)
+        remat_touch_add(schedule, problem->edges[op->first_in + k].value, change->from);
+      else
+        remat_touch_remove(schedule, problem->edges[op->first_in + k].value, change->from);
+    }
+  }
+  row_change(schedule, change->from, changes, n, true);
+  schedule->row_changes.n = change->to;
 }
 
 int remat_mark(const struct remat_schedule *schedule)
@@ -566,12 +512,20 @@ void remat_rollback_to(struct remat_schedule *schedule, int mark)
 {
   for (int i = schedule->journal.n - 1; i >= mark; i--) {
     const struct remat_change *change = &schedule->journal.items[i];
-    if (change->value < 0)
-      redos_restore(schedule, change);
-    else if (change->from < 0)
-      source_put(schedule, change->value, (enum lade_space)change->to);
-    else
+    switch (change->kind) {
+    case REMAT_RANGE:
       range_set(schedule, change->value, change->from, change->to, !change->is_held);
+      break;
+    case REMAT_SOURCE:
+      source_put(schedule, change->value, (enum lade_space)change->to);
+      break;
+    case REMAT_REDOS:
+      redos_restore(schedule, change);
+      break;
+    case REMAT_BYTES:
+      extra_set(schedule, change->from, change->extra_bytes);
+      break;
+    }
   }
   schedule->journal.n = mark;
   schedule->is_broken = false;

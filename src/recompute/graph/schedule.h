@@ -30,6 +30,7 @@ struct remat_span {
 
 struct remat_turn {
   LADE_ARRAY(int32_t) redos;  /* ops, ascending */
+  int n_versions;             /* of them, those that use values with several makers, or are gets */
   LADE_ARRAY(int32_t) starts; /* values whose span begins at the boundary after this turn */
   int64_t redo_ns;
   uint64_t extra_bytes; /* on top of those held before it */
@@ -45,24 +46,40 @@ struct remat_holding {
   LADE_ARRAY(struct remat_touch) touches; /* ascending */
 };
 
+enum remat_change_kind {
+  REMAT_RANGE,  /* @value is held or released at boundaries from .. to */
+  REMAT_SOURCE, /* the source of @value was @to */
+  REMAT_REDOS,  /* turn @from has other redos: row_changes from index @to on */
+  REMAT_BYTES,  /* turn @from had @extra_bytes */
+};
+
 struct remat_change {
-  int32_t value;    /* held or released from .. to; -1: the redos of turn @from were replaced; @from is -1: its source
-                       was @to */
-  int32_t from, to; /* of redos: where the old ones begin in old_redos, in @to */
+  enum remat_change_kind kind;
+  int32_t value, from, to;
   bool is_held;
-  int64_t redo_ns;
   uint64_t extra_bytes;
 };
 
-/* A value in the turn under evaluation. The fields after @mark are valid if it is the schedule's. */
+/* A value that is held in another way at the ends of a turn, since the turn was settled. */
+struct remat_event {
+  int32_t value; /* -1: the redos have to be found from nothing */
+  int32_t next;  /* event of the same turn; -1: none */
+};
+
+/* A value in the turn under evaluation. @state is valid if its mark is the schedule's. */
 struct remat_value_turn {
   int64_t bytes;
+  int64_t state;      /* the mark, and below it REMAT_FLAG_BITS of remat_flag */
   int32_t maker;      /* the op that makes it again; -1: there are several, or it waits on a tier */
   int32_t last_place; /* within emit.c: of its last use */
-  int64_t mark;
-  bool is_held, is_held_after; /* at the boundaries before and after the turn */
-  bool is_used;       /* at a place behind the one that is counted */
 };
+
+enum remat_flag {
+  REMAT_HELD = 1,       /* at the boundary before the turn */
+  REMAT_HELD_AFTER = 2, /* at the boundary after it */
+  REMAT_USED = 4,       /* at a place behind the one that is counted */
+};
+#define REMAT_FLAG_BITS 3
 
 struct remat_schedule {
   const struct remat_problem *problem; /* borrowed */
@@ -82,14 +99,26 @@ struct remat_schedule {
   bool forbids_redo; /* values only wait on tiers: a turn that runs an op again is broken */
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */
-  int64_t work;   /* edges of the ops of all turns that were evaluated so far */
+  int64_t work;   /* edges of ops that counts of bytes passed, or that came or went, so far */
   int64_t state, n_states; /* number of the present state; each change makes another one */
   LADE_ARRAY(struct remat_change) journal;
-  LADE_ARRAY(int32_t) old_redos;
+  LADE_ARRAY(int32_t) row_changes; /* redos that turns gained, and the complements (~) of those that they lost */
   /* scratch */
-  LADE_ARRAY(int32_t) queue; /* turns to evaluate */
+  LADE_ARRAY(int32_t) queue; /* turns whose redos have to follow */
   bool *is_queued;           /* by turn */
+  LADE_ARRAY(struct remat_event) events; /* of queued turns */
+  int32_t *first_event;      /* by turn; -1: none */
+  bool has_deferred;         /* a queued turn waits for remat_turn_resume */
+  LADE_ARRAY(int32_t) stale; /* turns whose bytes have to follow */
+  bool *is_stale;            /* by turn */
   LADE_ARRAY(int32_t) row;   /* redos of the turn under evaluation */
+  LADE_ARRAY(int32_t) changed; /* ops that were put into the row of the turn under change, or taken out of it */
+  LADE_ARRAY(int32_t) calls; /* of them, those whose inputs have to be followed */
+  LADE_ARRAY(int32_t) untouched; /* values whose last edge in the turn has gone, and may have come back */
+  int64_t *in_row;           /* by op, while its high bits are row_mark: whether the row has it (schedule_turn.c) */
+  int64_t row_mark;          /* of the turn under change, which counts them */
+  int64_t row_ns;            /* time of the ops that came into its row, less those that went */
+  bool is_mixed;             /* its row has to be made from nothing */
   struct ordered_bitset row_set; /* empty between evaluations */
   int64_t *op_mark;                /* by op */
   struct remat_value_turn *in_turn; /* by value */
@@ -190,6 +219,12 @@ void remat_release_unsettled(struct remat_schedule *schedule, int value, int fro
 void remat_settle(struct remat_schedule *schedule);
 
 /*
+ * Let redos follow the changes so far. The bytes of turns follow with the next remat_settle, which a caller owes before
+ * it reads them, commits, or takes a mark.
+ */
+void remat_rows_settle(struct remat_schedule *schedule);
+
+/*
  * Leave @turn as it is while changes settle, and evaluate it once at the end. For many changes at the boundary after
  * one turn with many redos. pre: all is settled, and no other turn is deferred.
  */
@@ -205,6 +240,19 @@ void remat_rollback(struct remat_schedule *schedule);
 /* Return a mark of the changes so far, or undo those made after @mark. Marks are valid up to the next commit. */
 int remat_mark(const struct remat_schedule *schedule);
 void remat_rollback_to(struct remat_schedule *schedule, int mark);
+
+/* Return the index of the first touch at @turn or after it. The loop has no branch that depends on the touches. */
+static inline int remat_touch_index(const struct remat_holding *holding, int turn)
+{
+  const struct remat_touch *touches = holding->touches.items;
+  int at = 0;
+  for (int n = holding->touches.n; n > 0;) {
+    const int half = (n + 1) / 2;
+    at += touches[at + half - 1].turn < turn ? half : 0;
+    n -= half;
+  }
+  return at;
+}
 
 /*
  * Return the last touched turn of @value before @turn, and the first from @turn on (INT32_MAX: none). Before its first
@@ -273,6 +321,23 @@ void remat_maker_find(struct remat_schedule *schedule, int value);
  * not.
  */
 void remat_waiting_add(struct remat_schedule *schedule, int value, int from, int to, int sign);
+
+/* Let one edge more of @value be in @turn, or one less. Return the number that is left. */
+void remat_touch_add(struct remat_schedule *schedule, int value, int turn);
+int remat_touch_remove(struct remat_schedule *schedule, int value, int turn);
+
+/* Return the index of the first redo of @t at or after index @from that comes no earlier than @op in a turn. */
+int remat_redo_index(const struct remat_problem *problem, const struct remat_turn *t, int from, int op);
+
+/*
+ * Bring the redos of @turn in line with its events, as changes of its row: schedule->changed lists them, ascending,
+ * with complements (~) of the redos that go, and their values touch the turn already. @turn's own list is as before.
+ * If the turn cannot make its values again, is_broken is set, and the row is in between.
+ */
+void remat_row_follow(struct remat_schedule *schedule, int turn);
+
+/* Count the bytes that @turn needs on top of those held before it, with its present redos. */
+uint64_t remat_turn_bytes(struct remat_schedule *schedule, int turn);
 
 /* Evaluate the redos and bytes of @turn from the boundaries at its ends, into schedule->row and the results. */
 struct remat_turn_result {

@@ -23,6 +23,9 @@ static int arrays_allocate(struct remat_schedule *schedule)
   schedule->turns = calloc(n_turns, sizeof(*schedule->turns));
   schedule->holdings = calloc(n_values, sizeof(*schedule->holdings));
   schedule->is_queued = calloc(n_turns, sizeof(*schedule->is_queued));
+  schedule->is_stale = calloc(n_turns, sizeof(*schedule->is_stale));
+  schedule->first_event = calloc(n_turns, sizeof(*schedule->first_event));
+  schedule->in_row = calloc(n_turns + n_values, sizeof(*schedule->in_row));
   schedule->op_mark = calloc(n_turns + n_values, sizeof(*schedule->op_mark));
   schedule->sources = calloc(n_values, sizeof(*schedule->sources));
   schedule->in_turn = calloc(n_values, sizeof(*schedule->in_turn));
@@ -30,7 +33,10 @@ static int arrays_allocate(struct remat_schedule *schedule)
   bool has_bits = schedule->problem->n_ops <= HELD_OPS_MAX;
   schedule->held = has_bits ? calloc(n_values, (size_t)schedule->n_held_words * sizeof(*schedule->held)) : NULL;
   bool is_whole = (schedule->held || !has_bits) && schedule->turns && schedule->holdings && schedule->is_queued &&
-                  schedule->op_mark && schedule->in_turn && schedule->sources;
+                  schedule->op_mark && schedule->in_turn && schedule->sources && schedule->is_stale &&
+                  schedule->first_event && schedule->in_row;
+  for (size_t t = 0; t < n_turns && is_whole; t++)
+    schedule->first_event[t] = -1;
   int status = is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)(n_turns + n_values)) : -ENOMEM;
   for (int tier = 0; tier < LADE_N_SPACES && !status; tier++)
     status = turn_bytes_init(&schedule->waiting[tier], (int)n_turns);
@@ -77,6 +83,7 @@ static int turn_make(struct remat_schedule *schedule, int turn)
   schedule->is_broken = schedule->is_broken || result.is_broken;
   for (int i = 0; i < schedule->row.n && !status && !result.is_broken; i++) {
     status = LADE_PUSH(&t->redos, schedule->row.items[i]) ? 0 : -ENOMEM;
+    t->n_versions += schedule->problem->ops[schedule->row.items[i]].has_versions;
     if (!status)
       status = op_touch(schedule, schedule->row.items[i], turn);
   }
@@ -240,14 +247,22 @@ void remat_schedule_finish(struct remat_schedule *schedule)
   for (int tier = 0; tier < LADE_N_SPACES; tier++)
     turn_bytes_finish(&schedule->waiting[tier]);
   free(schedule->is_queued);
+  free(schedule->is_stale);
+  free(schedule->first_event);
+  free(schedule->in_row);
   free(schedule->op_mark);
   free(schedule->in_turn);
   free(schedule->sources);
   ordered_bitset_finish(&schedule->row_set);
   LADE_ARRAY_FREE(&schedule->journal);
-  LADE_ARRAY_FREE(&schedule->old_redos);
+  LADE_ARRAY_FREE(&schedule->row_changes);
   LADE_ARRAY_FREE(&schedule->queue);
   LADE_ARRAY_FREE(&schedule->row);
+  LADE_ARRAY_FREE(&schedule->events);
+  LADE_ARRAY_FREE(&schedule->stale);
+  LADE_ARRAY_FREE(&schedule->changed);
+  LADE_ARRAY_FREE(&schedule->calls);
+  LADE_ARRAY_FREE(&schedule->untouched);
   *schedule = (struct remat_schedule){0};
 }
 

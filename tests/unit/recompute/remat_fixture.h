@@ -23,6 +23,7 @@ struct bench_schedule {
   struct remat_schedule schedule;
   struct random_draw draw;
   bool has_sources; /* made values may wait on tiers */
+  bool may_leave_bytes; /* the caller settles after changes */
 };
 
 static inline void bench_open(struct bench_schedule *bench, uint64_t seed)

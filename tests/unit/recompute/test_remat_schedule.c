@@ -89,6 +89,19 @@ static void source_change(struct bench_schedule *bench)
     remat_source_set(&bench->schedule, value, (enum lade_space)random_draw_below(&bench->draw, LADE_N_SPACES));
 }
 
+/* Hold or release @value. By chance, the bytes of turns do not follow before the next change that settles. */
+static void value_change(struct bench_schedule *bench, int value, struct remat_span span, bool is_held)
+{
+  if (is_held)
+    remat_hold_unsettled(&bench->schedule, value, span.from, span.to);
+  else
+    remat_release_unsettled(&bench->schedule, value, span.from, span.to);
+  if (bench->may_leave_bytes && random_draw_below(&bench->draw, 2))
+    remat_rows_settle(&bench->schedule);
+  else
+    remat_settle(&bench->schedule);
+}
+
 /* Release a drawn value around a boundary at which it is held, or hold it there. False: no value can be drawn. */
 static bool change_make(struct bench_schedule *bench)
 {
@@ -107,7 +120,7 @@ static bool change_make(struct bench_schedule *bench)
   if (remat_is_held(&bench->schedule, value, boundary)) {
     while (!remat_is_held(&bench->schedule, value, from))
       from++;
-    remat_release(&bench->schedule, value, from, after);
+    value_change(bench, value, (struct remat_span){from, after}, false);
   } else {
     from += random_draw_below(&bench->draw, boundary - from + 1);
     int to = from;
@@ -115,7 +128,7 @@ static bool change_make(struct bench_schedule *bench)
       to++;
     if (remat_is_held(&bench->schedule, value, from))
       return false;
-    remat_hold(&bench->schedule, value, from, to);
+    value_change(bench, value, (struct remat_span){from, to}, true);
   }
   return true;
 }
@@ -160,6 +173,7 @@ static void changes_make(struct bench_schedule *bench)
 {
   struct remat_schedule *schedule = &bench->schedule;
   struct schedule_copy before = copy_make(schedule);
+  bench->may_leave_bytes = true;
   for (int n = 1 + random_draw_below(&bench->draw, 4); n > 0 && !schedule->is_broken; n--) {
     if (bench->problem.n_values && bench->has_sources && random_draw_below(&bench->draw, 4) == 0)
       source_change(bench);
@@ -170,6 +184,8 @@ static void changes_make(struct bench_schedule *bench)
     else
       change_make(bench);
   }
+  bench->may_leave_bytes = false;
+  remat_settle(schedule);
   assert_int_equal(schedule->status, 0);
   if (!schedule->is_broken)
     assert_true(remat_schedule_is_valid(schedule));

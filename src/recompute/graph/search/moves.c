@@ -266,9 +266,10 @@ static bool segment_release(struct remat_state *search, int turn, int value, int
     const int to = (draw & ((1 << SEGMENT_SKIP_BITS) - 1)) ? segment.redo_turn : item->span.to;
     remat_release_unsettled(&search->schedule, item->value, item->span.from, to);
   }
-  remat_settle(&search->schedule);
+  remat_rows_settle(&search->schedule);
   if (segment.n && remat_is_sound(search))
     remat_row_hold(&search->schedule, segment.redo_turn, remat_random_next(search));
+  remat_settle(&search->schedule);
   return segment.n > 0;
 }
 
@@ -363,9 +364,10 @@ static void exchange_release(struct remat_state *search, double start, bool is_j
   if (is_judged)
     schedule->redo_max_ns = LADE_MIN(redo_max_ns, detour_max(search, rise_max, is_chain ? DETOUR_OPS : 1));
   bool is_made = is_replaced ? remat_replace_around(schedule, value, turn, remat_random_next(search))
-                             : remat_release_around(schedule, value, turn);
+                             : remat_release_rows_around(schedule, value, turn);
   if (is_made && remat_is_sound(search) && is_chain)
     remat_row_hold(schedule, next, remat_random_next(search));
+  remat_settle(schedule);
   schedule->redo_max_ns = redo_max_ns;
   bool is_kept = remat_is_sound(search) && (!is_judged || energy_untimed(search) <= before + rise_max);
   if (!schedule->status && !is_kept)
