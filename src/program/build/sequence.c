@@ -64,8 +64,10 @@ static bool step_push(struct sequencer *s, int i_op, int microbatch, bool is_rec
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] < 0)
       continue;
+    const struct lade_choice choice = s->residency->choices[op->out[i]];
+    const bool is_dropped = choice.saved == LADE_RESIDENCY_RECOMPUTE && choice.spill == LADE_RESIDENCY_RECOMPUTE;
     s->is_there[op->out[i]] = true;
-    if (is_recompute && s->residency->choices[op->out[i]].spill == LADE_RESIDENCY_RECOMPUTE)
+    if (is_recompute && is_dropped)
       s->dropped[s->n_dropped++] = op->out[i];
   }
   return true;

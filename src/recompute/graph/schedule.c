@@ -510,7 +510,7 @@ int remat_mark(const struct remat_schedule *schedule)
 
 void remat_rollback_to(struct remat_schedule *schedule, int mark)
 {
-  for (int i = schedule->journal.n - 1; i >= mark; i--) {
+  for (int i = schedule->journal.n - 1; i >= mark && !schedule->status; i--) { /* else a change is half made */
     const struct remat_change *change = &schedule->journal.items[i];
     switch (change->kind) {
     case REMAT_RANGE:

@@ -98,7 +98,7 @@ struct remat_schedule {
   int64_t redo_max_ns; /* a change whose redos take longer on the way is broken; INT64_MAX: none is */
   bool forbids_redo; /* values only wait on tiers: a turn that runs an op again is broken */
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
-  int status;     /* 0, or -ENOMEM: roll back, and give up */
+  int status;     /* 0, or -ENOMEM: give up; a rollback restores nothing */
   int64_t work;   /* edges of ops that counts of bytes passed, or that came or went, so far */
   int64_t state, n_states; /* number of the present state; each change makes another one */
   LADE_ARRAY(struct remat_change) journal;

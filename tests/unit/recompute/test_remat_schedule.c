@@ -417,6 +417,29 @@ static void allocations_that_fail_are_rolled_back(void **state)
   bench_close(&bench);
 }
 
+/* A later change may undo a part of an earlier one before memory is out. A rollback then restores nothing. */
+static void a_rollback_without_memory_undoes_no_change_twice(void **state)
+{
+  int n_failed = 0;
+  for (uint64_t seed = 0; seed < GRAPHS / 4; seed++) {
+    for (int n = 0; n < 60; n++) {
+      struct bench_schedule bench;
+      bench_open(&bench, seed);
+      allocations_left = n;
+      for (int i = 0; i < 20 && !bench.schedule.status && !bench.schedule.is_broken && bench.problem.n_values; i++) {
+        change_make(&bench);
+        row_change(&bench);
+      }
+      allocations_left = -1;
+      remat_rollback(&bench.schedule);
+      n_failed += bench.schedule.status != 0;
+      assert_true(bench.schedule.status || remat_schedule_is_valid(&bench.schedule));
+      bench_close(&bench);
+    }
+  }
+  assert_true(n_failed > GRAPHS);
+}
+
 /* ---- recombination ---- */
 
 /* Two schedules of a drawn graph without other tiers, and a search whose schedule is the first one. */
@@ -578,6 +601,7 @@ int main(void)
       cmocka_unit_test(bytes_of_turns_are_those_of_a_plain_array),
       cmocka_unit_test(a_saved_schedule_is_made_again),
       cmocka_unit_test(allocations_that_fail_are_rolled_back),
+      cmocka_unit_test(a_rollback_without_memory_undoes_no_change_twice),
       cmocka_unit_test(a_recombined_schedule_is_whole_and_takes_the_place_of_a_better_one_by_temperature_alone),
       cmocka_unit_test(a_recombination_without_memory_leaves_the_schedule),
       cmocka_unit_test(spans_are_found_as_one_by_one),
