@@ -59,7 +59,7 @@ struct lade_graph_plan_params {
   struct lade_graph_path to_host, from_host, to_store, from_store;
   /*
    * Iterations of the search. 0: no limit with a time limit, else LADE_GRAPH_ITERATIONS, with two exceptions. Without
-   * other tiers a graph of 17 to 2,000 ops gets 18,000 per op, but at most 2,400,000 and at most 1,700,000,000 / ops.
+   * other tiers a graph of 23 to 2,000 ops gets 13,500 per op, but at most 1,800,000 and at most 1,275,000,000 / ops.
    * With other tiers a graph of more than 416 ops gets 125,000,000 / ops. Other tiers cost two more searches of this
    * effort, which come first: one by recompute alone and one by transfers alone.
    */

@@ -25,9 +25,9 @@
  */
 #define MIN_SHARE 4
 #define MIN_ROUNDS 12 /* searches for a smaller budget: each halves the step or lowers the limit by it */
-#define MOVES_PER_OP 18000 /* by default, up to MOVES_MAX */
-#define MOVES_MAX 2400000
-#define OP_MOVES_MAX 1700000000 /* ops times moves: moves of longer graphs take longer */
+#define MOVES_PER_OP 13500 /* by default, up to MOVES_MAX */
+#define MOVES_MAX 1800000
+#define OP_MOVES_MAX 1275000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MAX 125000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_MIN 1000
 #define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers alone */
@@ -120,9 +120,8 @@ static bool has_tiers(const struct graph_planning *planning)
 
 /*
  * Return the moves of all searches. Without other tiers a graph of up to SHORT_OPS_MAX ops gets as many as take
- * 3 to 12 s of CPU, because tempering needs them: with two thirds of them HRNet at 35 % of its peak takes 0.7 % of the
- * step more. With tiers a long graph gets fewer, for about the same time: a decoder of 9,957 ops takes 7 s of CPU at
- * 25 % of its peak. At 40 % and above its plan is proved before the first move.
+ * 3 to 12 s of CPU, because tempering needs them. With tiers a long graph gets fewer, for about the same time: at 25 %
+ * of its peak a decoder of 9,957 ops takes 7 s of CPU. At 40 % and above its plan is proved before the first move.
  */
 static int64_t moves_of(const struct graph_planning *planning)
 {

@@ -156,6 +156,13 @@ int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choi
 /* Make the schedule saved in @choices; without one, the schedule that holds everything. -ENOMEM. */
 int remat_schedule_load(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choices *choices);
+
+/*
+ * The same, except that a schedule whose redos take longer than @redo_max_ns is broken, and not made to its end. Where
+ * little is held, redos grow with the square of the ops.
+ */
+int remat_schedule_load_within(struct remat_schedule *schedule, const struct remat_problem *problem,
+                               uint64_t limit_bytes, const struct remat_choices *choices, int64_t redo_max_ns);
 void remat_choices_free(struct remat_choices *choices);
 
 /* Find the peak of the schedule saved in @choices, fixed bytes included; see remat_schedule_load. -ENOMEM. */

@@ -155,23 +155,26 @@ struct schedule_parts {
   const struct remat_choice *choices; /* NULL: every value is held */
   const struct remat_waiting *waiting;
   int n_choices, n_waiting;
+  int64_t redo_max_ns;
 };
 
 static int schedule_make(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                          const struct schedule_parts *parts)
 {
-  *schedule = (struct remat_schedule){.problem = problem, .redo_max_ns = INT64_MAX};
+  *schedule = (struct remat_schedule){.problem = problem, .redo_max_ns = parts->redo_max_ns};
   int status = arrays_allocate(schedule);
   if (!status)
     status = sources_make(schedule, parts->waiting, parts->n_waiting);
   if (!status)
     status = spans_make(schedule, parts->choices, parts->n_choices);
-  for (int t = 0; t <= problem->n_ops && !status; t++)
+  bool is_limited = parts->redo_max_ns < INT64_MAX;
+  for (int t = 0; t <= problem->n_ops && !status && !(is_limited && schedule->is_broken); t++)
     status = turn_make(schedule, t);
   if (status) {
     remat_schedule_finish(schedule);
     return status;
   }
+  schedule->redo_max_ns = INT64_MAX;
   waiting_make(schedule);
   turn_bytes_limit(&schedule->bytes, (int64_t)LADE_MIN(limit_bytes, (uint64_t)INT64_MAX / 2));
   for (int tier = 0; tier < LADE_N_SPACES; tier++)
@@ -182,16 +185,23 @@ static int schedule_make(struct remat_schedule *schedule, const struct remat_pro
 int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choice *choices, int n_choices)
 {
-  const struct schedule_parts parts = {.choices = choices, .n_choices = n_choices};
+  const struct schedule_parts parts = {.choices = choices, .n_choices = n_choices, .redo_max_ns = INT64_MAX};
   return schedule_make(schedule, problem, limit_bytes, &parts);
 }
 
 int remat_schedule_load(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
                         const struct remat_choices *choices)
 {
+  return remat_schedule_load_within(schedule, problem, limit_bytes, choices, INT64_MAX);
+}
+
+int remat_schedule_load_within(struct remat_schedule *schedule, const struct remat_problem *problem,
+                               uint64_t limit_bytes, const struct remat_choices *choices, int64_t redo_max_ns)
+{
   const struct schedule_parts parts = {.choices = remat_choices_get(choices), .n_choices = choices->list.n,
                                        .waiting = choices->waiting.items,
-                                       .n_waiting = choices->is_saved ? choices->waiting.n : 0};
+                                       .n_waiting = choices->is_saved ? choices->waiting.n : 0,
+                                       .redo_max_ns = redo_max_ns};
   return schedule_make(schedule, problem, limit_bytes, &parts);
 }
 

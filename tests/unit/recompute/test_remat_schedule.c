@@ -388,6 +388,13 @@ static void a_saved_schedule_is_made_again(void **state)
     assert_int_equal(remat_schedule_load(&bench.schedule, &bench.problem, limit_bytes, &copy.choices), 0);
     assert_false(bench.schedule.is_broken);
     assert_as_copied(&bench.schedule, &copy);
+    const int64_t redo_ns = bench.schedule.redo_ns;
+    for (int less_ns = 0; less_ns <= (redo_ns > 0); less_ns++) {
+      remat_schedule_finish(&bench.schedule);
+      assert_int_equal(remat_schedule_load_within(&bench.schedule, &bench.problem, limit_bytes, &copy.choices,
+                                                  redo_ns - less_ns), 0);
+      assert_int_equal(bench.schedule.is_broken, less_ns);
+    }
     copy_finish(&copy);
     bench_close(&bench);
   }

@@ -42,10 +42,12 @@ int remat_best_take(struct remat_state *search)
   return remat_schedule_save(schedule, search->best);
 }
 
-/* Make the schedule of @choices, within the limits of the search. */
-static int schedule_load(struct remat_state *search, const struct remat_choices *choices)
+int remat_search_load(struct remat_state *search, const struct remat_choices *choices, int64_t redo_max_ns)
 {
-  int status = remat_schedule_load(&search->schedule, search->problem, search->params->limit_bytes, choices);
+  remat_schedule_finish(&search->schedule);
+  search->timed_state = -1;
+  int status = remat_schedule_load_within(&search->schedule, search->problem, search->params->limit_bytes, choices,
+                                          redo_max_ns);
   for (int tier = LADE_HOST; tier <= LADE_STORE && !status; tier++)
     remat_waiting_limit(&search->schedule, (enum lade_space)tier, search->params->waiting_bytes[tier]);
   search->schedule.forbids_redo = search->params->is_offload;
@@ -54,12 +56,9 @@ static int schedule_load(struct remat_state *search, const struct remat_choices 
   return status;
 }
 
-/* Begin again from the schedule of @choices. */
 int remat_search_restart(struct remat_state *search, const struct remat_choices *choices)
 {
-  remat_schedule_finish(&search->schedule);
-  search->timed_state = -1;
-  return schedule_load(search, choices);
+  return remat_search_load(search, choices, INT64_MAX);
 }
 
 /* ---- descent ---- */
@@ -120,6 +119,21 @@ static bool descent_step(struct remat_state *search)
   return pick >= 0;
 }
 
+int remat_search_fit(struct remat_state *search, double effort)
+{
+  const struct remat_search_params *params = search->params;
+  struct remat_descent_params descent_params = {.links = params->links, .is_offload = params->is_offload,
+                                                .deadline_ns = params->fit_deadline_ns, .effort = effort};
+  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
+    descent_params.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
+  const int64_t n_tries = remat_descend(&search->schedule, &descent_params);
+  search->n_moves += LADE_MAX(n_tries, 0);
+  bool is_timed = params->links && !params->stops_at_fit && n_tries >= 0;
+  int status = is_timed ? remat_prefetch(&search->schedule, params->links) : (int)LADE_MIN(n_tries, 0);
+  remat_clock_look(search);
+  return status ? status : remat_best_take(search);
+}
+
 /*
  * Release values until the schedule fits, as far as that goes. By chance first, if @is_drawn and the graph is short:
  * the lists then differ from one call to the next.
@@ -127,24 +141,10 @@ static bool descent_step(struct remat_state *search)
 int remat_search_descend(struct remat_state *search, bool is_drawn)
 {
   const struct remat_search_params *params = search->params;
-  struct remat_descent_params descent_params = {.links = params->links, .is_offload = params->is_offload,
-                                                .deadline_ns = params->fit_deadline_ns,
-                                                .effort = params->descent_effort};
-  for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
-    descent_params.may_wait[tier] = remat_may_wait(params, (enum lade_space)tier);
   while (is_drawn && search->problem->n_ops <= SHORT_OPS_MAX && !params->links && !search->is_over &&
          remat_over(&search->schedule) > 0 && search->n_moves < params->fit_moves && descent_step(search))
     ;
-  if (search->schedule.status)
-    return search->schedule.status;
-  const int64_t n_tries = remat_descend(&search->schedule, &descent_params);
-  if (n_tries < 0)
-    return (int)n_tries;
-  search->n_moves += n_tries;
-  bool is_timed = params->links && !params->stops_at_fit;
-  int status = is_timed ? remat_prefetch(&search->schedule, params->links) : 0;
-  remat_clock_look(search);
-  return status ? status : remat_best_take(search);
+  return search->schedule.status ? search->schedule.status : remat_search_fit(search, params->descent_effort);
 }
 
 /* True if @value can be made again at each of its uses. */

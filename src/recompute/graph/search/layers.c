@@ -175,13 +175,15 @@ static bool relation_find(const struct remat_layers *layers, int k, int i, struc
     return false;
   const int direction = layers->rank_of[base] - layers->rank_of[before];
   int n_known = 0;
+  if (direction != 1 && direction != -1)
+    return false;
   for (int rank = 0; rank < kind->n_ops; rank++) {
     const int maker = maker_get(layers, ops[rank], i);
     n_known += maker >= 0 && layers->kind_of[maker] == layers->kind_of[base] &&
                layers->rank_of[maker] == layers->rank_of[base] + (rank - middle) * direction;
   }
   *relation = (struct relation){layers->kind_of[base], layers->rank_of[base] - middle * direction, direction};
-  return (direction == 1 || direction == -1) && 2 * n_known > kind->n_ops;
+  return 2 * n_known > kind->n_ops;
 }
 
 /* Return the kind whose stack is that of kind @k, and let the layers of @k be in its terms. */
@@ -202,13 +204,18 @@ static void stacks_join(struct remat_layers *layers, int k, const struct relatio
 {
   const int a = root_find(layers, k), b = root_find(layers, relation->kind);
   const struct remat_kind *reader = &layers->kinds.items[k], *maker = &layers->kinds.items[relation->kind];
-  struct remat_kind *root = &layers->kinds.items[a];
+  struct remat_kind *one = &layers->kinds.items[a], *other = &layers->kinds.items[b];
   if (a == b)
     return;
-  root->stack = b;
-  root->direction = maker->direction * relation->direction * reader->direction;
-  const int first_layer = a == k ? 0 : reader->first_layer;
-  root->first_layer = maker->first_layer + maker->direction * relation->first_rank - root->direction * first_layer;
+  const int direction = maker->direction * relation->direction * reader->direction;
+  const int first_layer = maker->first_layer + maker->direction * relation->first_rank -
+                          direction * reader->first_layer; /* of the map from layers of @a to those of @b */
+  bool is_larger = one->n_joined > other->n_joined; /* the smaller one goes below the larger one */
+  struct remat_kind *below = is_larger ? other : one, *root = is_larger ? one : other;
+  below->stack = is_larger ? a : b;
+  below->direction = direction;
+  below->first_layer = is_larger ? -direction * first_layer : first_layer; /* or the inverse of the map */
+  root->n_joined += below->n_joined;
 }
 
 /* Relate each kind to those that make its inputs. */
@@ -217,7 +224,7 @@ static void kinds_relate(struct remat_layers *layers)
   struct remat_kind *kinds = layers->kinds.items;
   for (int k = 0; k < layers->kinds.n; k++) {
     kinds[k].stack = k;
-    kinds[k].direction = 1;
+    kinds[k].direction = kinds[k].n_joined = 1;
   }
   for (int k = 0; k < layers->kinds.n; k++) {
     const struct remat_op *op = &layers->problem->ops[layers->ops[kinds[k].first_op + kinds[k].n_ops / 2]];

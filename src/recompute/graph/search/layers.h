@@ -17,6 +17,7 @@ struct remat_kind {
   int32_t stack;           /* -1: the kind is related to no other one, and has no layers */
   int32_t first_layer;
   int32_t direction; /* 1 or -1: the backward pass has the layers the other way round than the forward pass */
+  int32_t n_joined;  /* within layers.c: kinds in the stack that begins with this one */
 };
 
 /* Layers are numbered from first to last, which may be negative; some kinds have no op in some layers. */

@@ -10,9 +10,11 @@
  *
  * Then some or all layers take the pattern, in place of their decisions in the best schedule. A span of boundaries of
  * the pattern's layer becomes the span between the sibling turns. A value whose spans have no siblings keeps its own.
- * The child descends to the limit (descent.c), which saves it if it is the best.
+ * The child descends to the limit (descent.c), which saves it if it is the best. A child that is slower than the best
+ * before its descent is given up: a layer may save by letting its input go, but if all do, each is made from the first.
  *
- * Each child costs O(n_ops * operands), and so counts as many moves. Graphs that temper (temper.c) do without: patterns
+ * Each child costs O(n_ops * operands), and so counts as many moves. The search ends after half of the moves and of the
+ * time that are left, because windows refine what it finds. Graphs that temper (temper.c) do without: patterns
  * of their few and unequal layers gained nothing for ResNet-50, HRNet and a decoder of 20 layers.
  */
 #include <errno.h>
@@ -24,9 +26,13 @@
 
 #define PATTERN_VALUES 512 /* of one layer; further ones keep their decisions in the pattern */
 #define PATTERN_MOVES 1000
+#define CLOCK_MOVES 64   /* between two looks at the clock */
 #define PATTERN_COOLING 0.005 /* the last temperature of a pattern's annealing, of its first one */
 #define PATIENCE 40      /* patterns without a gain that end the search */
-#define MOVES_SHARE 2    /* the search may make one in so many of the moves that are left */
+#define LEFT_SHARE 2     /* the search may take one part in so many of the moves and of the time that are left */
+#define CHILD_OPS 4      /* a child takes as long as one move for so many ops */
+#define REDO_SHARE 1.25  /* of the best schedule's redos: a child with more is broken off */
+#define CHILD_EFFORT 0.1 /* of a descent: a child that makes long chains again would take most of the time */
 #define PRICES_MIN 0.5   /* least and most of the bound's prices that a pattern pays */
 #define PRICES_MAX 1.1
 
@@ -64,7 +70,9 @@ static int pattern_anneal(struct remat_state *search)
   search->price = 0;
   search->guidance = PRICES_MIN + (PRICES_MAX - PRICES_MIN) * remat_random_unit(search);
   search->temperature = search->typical_ns * pow(10, -remat_random_unit(search));
-  for (int i = 0; i < PATTERN_MOVES && search->n_window && !status; i++) {
+  for (int i = 0; i < PATTERN_MOVES && search->n_window && !status && !search->is_over; i++) {
+    if (i % CLOCK_MOVES == 0)
+      remat_clock_look(search);
     status = remat_move_try(search);
     remat_commit(&search->schedule);
     search->temperature *= cooling;
@@ -158,18 +166,20 @@ static int child_try(struct repetition *repetition)
 {
   struct remat_state *search = repetition->search;
   struct remat_choices child = {0};
+  const double max_ns = REDO_SHARE * (double)search->best_ns + search->largest_ns;
   int status = child_make(repetition, &child);
   if (!status)
-    status = remat_search_restart(search, &child);
+    status = remat_search_load(search, &child, (int64_t)max_ns);
   remat_choices_free(&child);
-  if (!status)
+  if (!status && !search->schedule.is_broken)
     remat_waste_release(&search->schedule);
   status = status ? status : search->schedule.status;
   if (status || search->schedule.is_broken)
     return status;
   remat_commit(&search->schedule);
-  status = remat_search_descend(search, false);
-  remat_moves_count(search, 1, 0);
+  const bool is_hopeless = remat_over(&search->schedule) > 0 && search->schedule.redo_ns >= search->best_ns;
+  status = is_hopeless ? 0 : remat_search_fit(search, CHILD_EFFORT);
+  remat_moves_count(search, search->problem->n_ops / CHILD_OPS, 0);
   return status;
 }
 
@@ -181,7 +191,7 @@ static int pattern_try(struct repetition *repetition)
   const struct remat_stack *stack = &repetition->layers.stacks.items[repetition->stack];
   repetition->from = stack->first_layer;
   repetition->to = stack->last_layer;
-  if (!status)
+  if (!status && !search->is_over)
     status = child_try(repetition);
   repetition->from += remat_random_below(search, stack->last_layer - stack->first_layer + 1);
   repetition->to -= remat_random_below(search, stack->last_layer - repetition->from + 1);
@@ -195,13 +205,15 @@ static int pattern_try(struct repetition *repetition)
 static int patterns_try(struct repetition *repetition)
 {
   struct remat_state *search = repetition->search;
-  const int64_t last_moves = search->n_moves + (search->params->n_moves - search->n_moves) / MOVES_SHARE;
+  const int64_t last_moves = search->n_moves + (search->params->n_moves - search->n_moves) / LEFT_SHARE;
+  const int64_t begin_ns = lade_now_ns(), left_ns = search->params->deadline_ns - begin_ns;
   double *prices = NULL;
   int64_t bound_ns;
   repetition->window = malloc(PATTERN_VALUES * sizeof(*repetition->window));
   int status = repetition->window ? remat_prices_find(search, &prices, &bound_ns) : -ENOMEM;
   search->prices = prices;
-  for (int idle = 0; idle < PATIENCE && !status && !search->is_over && search->n_moves < last_moves;) {
+  for (int idle = 0; idle < PATIENCE && !status && !search->is_over && search->n_moves < last_moves &&
+                     lade_now_ns() - begin_ns < left_ns / LEFT_SHARE;) {
     const int64_t before_ns = search->best_ns;
     status = pattern_try(repetition);
     idle = search->best_ns < before_ns ? 0 : idle + 1;
@@ -215,6 +227,8 @@ static int patterns_try(struct repetition *repetition)
 int remat_repeat(struct remat_state *search)
 {
   struct repetition repetition = {.search = search};
+  if ((search->params->n_moves - search->n_moves) / LEFT_SHARE < search->problem->n_ops)
+    return 0; /* too few for some children */
   int status = remat_layers_init(&repetition.layers, search->problem);
   if (!status && repetition.layers.n_in_stacks)
     status = patterns_try(&repetition);

@@ -67,11 +67,17 @@ void remat_clock_look(struct remat_state *search);
 int remat_search_restart(struct remat_state *search, const struct remat_choices *choices);
 int remat_search_release(struct remat_state *search);
 
+/* Begin again from @choices; the schedule is broken if its redos take longer than @redo_max_ns. -ENOMEM. */
+int remat_search_load(struct remat_state *search, const struct remat_choices *choices, int64_t redo_max_ns);
+
 /*
  * Release values until the schedule fits, as far as that goes. By chance first, if @is_drawn and the graph is short:
  * the schedules then differ from one call to the next. -ENOMEM.
  */
 int remat_search_descend(struct remat_state *search, bool is_drawn);
+
+/* The same, without chance and with a share of a descent's work (descent.h). -ENOMEM. */
+int remat_search_fit(struct remat_state *search, double effort);
 
 /* Count @n moves since the schedule's work was @work; moves of much work count as more. */
 void remat_moves_count(struct remat_state *search, int64_t n, int64_t work);
