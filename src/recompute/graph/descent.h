@@ -46,7 +46,8 @@ double remat_release_cheaper(struct remat_schedule *schedule, int value, int bou
 
 /*
  * Hold the values that the redos of @turn make until the next turns that make them again: a chain that runs again
- * once, as between two checkpoints. @draw leaves some values out by chance, so that other shapes are tried, too.
+ * once, as between two checkpoints. @draw leaves some values out by chance, so that other shapes are tried, too. pre:
+ * the redos of all turns are settled. The bytes are settled afterwards.
  */
 void remat_row_hold(struct remat_schedule *schedule, int turn, uint64_t draw);
 

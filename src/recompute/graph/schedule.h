@@ -233,7 +233,7 @@ void remat_rows_settle(struct remat_schedule *schedule);
 
 /*
  * Leave @turn as it is while changes settle, and evaluate it once at the end. For many changes at the boundary after
- * one turn with many redos. pre: all is settled, and no other turn is deferred.
+ * one turn with many redos. pre: the redos of all turns are settled, and no other turn is deferred.
  */
 void remat_turn_defer(struct remat_schedule *schedule, int turn);
 void remat_turn_resume(struct remat_schedule *schedule, int turn);

@@ -307,7 +307,7 @@ int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choi
 static bool turns_are_equal(const struct remat_turn *a, const struct remat_turn *b)
 {
   return a->redo_ns == b->redo_ns && a->extra_bytes == b->extra_bytes && a->redos.n == b->redos.n &&
-         a->starts.n == b->starts.n &&
+         a->starts.n == b->starts.n && a->n_versions == b->n_versions &&
          (!a->redos.n || !memcmp(a->redos.items, b->redos.items, (size_t)a->redos.n * sizeof(int32_t)));
 }
 

@@ -160,10 +160,10 @@ static int search_run(struct remat_state *search)
       status = remat_anneal(search, LADE_MIN((int64_t)moves, left), hot, hot / 500);
     if (!status && fits && !search->is_over) /* the annealing may end a little above the limit */
       status = remat_search_descend(search, false);
-    const double near_ns = (double)search->best_ns + HOPE * (double)search->problem->base_ns;
-    bool is_near = round < 2 || remat_cost_get(search) < near_ns;
     if (!status && fits && !search->is_over && !is_tempered(search) && !search->params->links)
       status = remat_repeat(search);
+    const double near_ns = (double)search->best_ns + HOPE * (double)search->problem->base_ns;
+    bool is_near = round < 2 || remat_cost_get(search) < near_ns;
     if (!status && remat_over(&search->schedule) == 0 && is_near && !is_tempered(search))
       status = remat_windows_anneal(search);
     moves *= round & 1 && !fits ? ROUND_GROWTH : 1;

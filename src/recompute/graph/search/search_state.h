@@ -102,8 +102,8 @@ int remat_recombine(struct remat_state *search, const struct remat_schedule *sec
 /* ---- repeat.c ---- */
 
 /*
- * Let repeated layers take the decisions of one that was improved. The schedule is the best one afterwards. pre: a
- * schedule within the limit was found, and nothing waits on tiers. -ENOMEM.
+ * Let repeated layers take the decisions of one that was improved. If there are layers, the schedule is the best one
+ * afterwards. pre: a schedule within the limit was found, and nothing waits on tiers. -ENOMEM.
  */
 int remat_repeat(struct remat_state *search);
 
