@@ -14,7 +14,7 @@
  * before its descent is given up: a layer may save by letting its input go, but if all do, each is made from the first.
  *
  * Each child costs O(n_ops * operands), and so counts as many moves. The search ends after half of the moves and of the
- * time that are left, because windows refine what it finds. Graphs that temper (temper.c) do without: patterns
+ * time that are left, because windows refine its schedules. Graphs that temper (temper.c) do without: patterns
  * of their few and unequal layers gained nothing for ResNet-50, HRNet and a decoder of 20 layers.
  */
 #include <errno.h>
