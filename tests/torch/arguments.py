@@ -11,6 +11,8 @@ import time
 import types
 from unittest import mock
 
+import numpy
+
 from fixture import F, SEED, lade, nn, refused, torch
 
 
@@ -334,7 +336,74 @@ def parameters_in_attributes_are_the_models():
         assert model.weight.grad is grad and (grad is None or grad.eq(1).all())
 
 
-for case in (audits_restore_tensors_of_places, steps_move_containers, deques_are_held, containers_are_given_twice,
+class Gathers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.up, self.head = nn.Embedding(50, 64), nn.Linear(64, 256), nn.Linear(256, 50)
+
+    def forward(self, x, scale, rows):
+        return self.head(self.up(self.table(x) * scale).relu())[rows]
+
+
+def memory_that_cannot_be_emptied_stays_its_owners():
+    """Arrays under arguments and attributes are refilled before a step, which moves them away, and read after it."""
+    found = []
+    for is_planned in (False, True):
+        torch.manual_seed(0)
+        model, draws, shared = Gathers(), numpy.random.RandomState(0), torch.zeros(16, 64, 64).share_memory_()
+        x, scale, sums = numpy.zeros((16, 64), int), numpy.zeros((16, 64, 64), numpy.float32), numpy.zeros((64, 50), numpy.float32)
+        model.sums, rows = torch.from_numpy(sums), numpy.arange(4096) % 16
+
+        def loss_of(model, x, scale, shared):
+            out = model(x, scale * shared, rows)  # an array of the step itself is a constant of the plan
+            model.sums.add_(out.detach().sum(0))
+            return F.cross_entropy(out.flatten(0, 1), x[0, 0].expand(out.shape[0] * 64)) + scale.square().mean()
+        train, optimizer = trained(model, lambda *args: loss_of(*args))
+        step = lade.torch.step(lambda *args: (train(*args), args[1], args[1][2:, 1]), model, optimizer, "min", host="64MiB",
+                               audit=False)
+        call = step if is_planned else step.fn
+        tensors = torch.from_numpy(x), torch.from_numpy(scale), shared
+        for i in range(3):
+            x[:], scale[:] = draws.randint(0, 50, x.shape), draws.rand(*scale.shape)
+            shared.fill_(i + 1)
+            loss, whole, view = call(*tensors)
+            place = tensors[1].data_ptr()
+            assert (whole.data_ptr(), view.data_ptr()) == (place, place + 4 * (2 * 64 * 64 + 64))
+            found.append((loss.item(), sums.tobytes(), scale.tobytes(), shared.sum().item(), view.sum().item()))
+        found.append(lade.torch.digest(model, optimizer))
+        if is_planned:
+            planned = step.last.planned
+            names = {planned.trace.inputs[i][1] for i, _ in planned.put_inputs}
+            assert planned.put_constants and not planned.put_constants[0][0].untyped_storage().resizable()
+            assert len(names) >= 3 and step.report()["moved_bytes"] > 0, names
+            assert lade.torch.measure(step, *tensors)["peak_bytes"] == step.report()["planned_peak_bytes"]
+    for a, b in zip(found[:4], found[4:]):
+        assert a == b, (a, b)
+
+
+def parameters_that_processes_share_stay_shared():
+    """As Hogwild shares them. Their state waits on the host between steps, they do not; nor can that begin later."""
+    found, places = [], lambda model: [p.data_ptr() for p in model.parameters()]
+    for is_planned in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 512), nn.Linear(512, 4)).share_memory()
+        train, optimizer = trained(model, loss_at)
+        call = lade.torch.step(train, model, optimizer, "min", host="64MiB", audit=False) if is_planned else train
+        before = places(model)
+        found.append(([call(*data(i)).item() for i in range(3)], lade.torch.digest(model, optimizer)))
+        assert places(model) == before and model[0].weight.is_shared()
+    assert found[0] == found[1] and call.last.planned.living, found
+    model = nn.Sequential(nn.Linear(6, 512), nn.Linear(512, 4))
+    train, optimizer = trained(model, loss_at)
+    call = lade.torch.step(train, model, optimizer, "min", host="64MiB", audit=False)
+    call(*data(0))
+    before = lade.torch.digest(model.share_memory(), optimizer)
+    refused(lade.Error, lambda: call(*data(1)), "0.weight", "share_memory_()", "before the first step")
+    assert lade.torch.digest(model, optimizer) == before
+
+
+for case in (audits_restore_tensors_of_places, memory_that_cannot_be_emptied_stays_its_owners,
+             parameters_that_processes_share_stay_shared, steps_move_containers, deques_are_held, containers_are_given_twice,
              audits_restore_containers, objects_of_any_class, parameters_in_attributes_are_the_models):
     case()
     print(case.__name__, flush=True)

@@ -58,8 +58,7 @@ class Answerer:
             step.at_work.rest()
             step.at_work = None
         before, runtime = generators.states_of_step(step.device), Runtime(planned, step.store)
-        planned.make_resizable(tensors)
-        with Interrupts() as interrupts:
+        with planned.stand_ins(tensors), Interrupts() as interrupts:
             try:
                 runtime.begin(None, tensors)
                 planned.function(runtime, *tensors)

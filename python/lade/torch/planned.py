@@ -12,7 +12,7 @@ from ..errors import DoesNotFit, Error
 from ..size import budget_bytes, size_bytes
 from . import optimizers, plan_cache, reports
 from .pricing import meter
-from .running import generate, parked, residents, tiers
+from .running import generate, parked, residents, stand_ins, tiers
 from .tracing.trace import without_collections
 from .values import Values, updates_early
 
@@ -198,16 +198,18 @@ class Planned:
 
     def _unparkable(self):
         """Return the storages of parameters and state that stay on the device: their class has no parked one (parked.py),
-        or the step returns a view of them.
+        processes share them, or the step returns a view of them.
 
-        State that does not exist yet is taken to be of its parameter's kind.
+        State that does not exist yet is taken to have its parameter's class.
         """
         state = self.trace.given.optimizer.state if self.trace.given.optimizer else {}
         own = {(node, None) for node in self.values.inputs}
         found = {self.values.storage(value) for value in self.values.results() if value not in own}
         for node, (kind, _, where, _) in zip(self.values.inputs, self.trace.inputs):
-            tensor = where if kind == "param" else state.get(where[0], {}).get(where[1], where[0]) if kind == "state" else None
-            if tensor is not None and not parked.can_park(tensor):
+            tensor = where if kind == "param" else state.get(where[0], {}).get(where[1]) if kind == "state" else None
+            is_new = kind == "state" and tensor is None
+            if is_new and not parked.can_park(where[0]) or tensor is not None and (
+                    not parked.can_park(tensor) or stand_ins.is_shared(tensor)):
                 found.add(self.values.storage((node, None)))
         return found
 
@@ -285,7 +287,11 @@ class Planned:
         inputs = [self.values.storage((node, None)) for node in self.values.inputs]
         self.living_inputs = [(i, k) for i, k in enumerate(inputs) if k in self.living]
         put_storages = {index for kind, index, _ in instrs if kind == g.PUT} | set(self.living)
-        self.put_inputs = [i for i, k in enumerate(inputs) if k in put_storages]
+        self.put_inputs = [(i, k) for i, k in enumerate(inputs) if k in put_storages]
+        constants = [(t, self.values.storage((node, None))) for node, t in self.values.constants.items()]
+        self.put_constants = [(t, k) for t, k in constants if k in put_storages]
+        self.weights = {k for k, (kind, *_) in zip(inputs, self.trace.inputs) if kind in ("param", "state", "grad")}
+        self.written = {k for op in self.values.ops for k in op.updates}
         places = {i: living_bytes + offset for (both, _), offset in zip(spans, offsets) for i in both}
         places.update((i, self.places[k]) for i, (kind, k, tier) in enumerate(instrs)
                       if kind in (g.PUT, g.GET) and tier == g.HOST and k in self.places)
@@ -333,10 +339,14 @@ class Planned:
         """Return ({owner: bytes}, {module: bytes}) on the device at the planned peak; each sum is the peak."""
         return reports.ledger(self)
 
-    def make_resizable(self, tensors):
-        """Give tensors that are put elsewhere a storage that can be emptied: those of NumPy and of mapped files cannot."""
-        for i in self.put_inputs:
-            tensor, storage = tensors[i], tensors[i].untyped_storage()
-            if not storage.resizable():
-                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-                    storage.clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    def stand_ins(self, tensors):
+        """Return a context in which the storages that the plan puts elsewhere can be emptied. @tensors: the given ones."""
+        put = [(tensors[i], k) for i, k in self.put_inputs]
+        kept = [(t, k) for t, k in put if k in self.weights and not stand_ins.is_shared(t)]
+        stand_ins.keep([t for t, _ in kept])
+        moved = [(t, k) for t, k in put if (k not in self.weights or stand_ins.is_shared(t))] + self.put_constants
+        for t, k in moved:
+            if k in self.living:
+                raise Error(f"{self.names[k]} waits on a tier between steps, and share_memory_() was called since its plan was "
+                            "made: call it before the first step")
+        return stand_ins.StandIns([t for t, _ in moved], {i for i, (_, k) in enumerate(moved) if k in self.written})

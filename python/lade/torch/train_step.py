@@ -372,8 +372,9 @@ class Step:
             self.at_work.rest()  # plans of several shapes take the host's and the store's budget one at a time
         self._unpark()
         tensors = [t for _, _, t in planned.tensors(leaves)]
-        planned.make_resizable(tensors)
-        results = [t.detach() if t.requires_grad else t for t in self._execute(ready, tensors, meter)]  # views of parameters
+        with planned.stand_ins(tensors) as stand_ins:
+            results = [t.detach() if t.requires_grad else t for t in self._execute(ready, tensors, meter)]  # views of parameters
+        results = stand_ins.returned(results)
         plans = ready.plans()
         if plans is not None:
             plans.ended(ready)
