@@ -402,8 +402,49 @@ def parameters_that_processes_share_stay_shared():
     assert lade.torch.digest(model, optimizer) == before
 
 
+def calls_share_memory_in_other_ways():
+    """Arguments, gradients and attributes of equal forms: views of one tensor in some calls and not in others, at several offsets."""
+    draws = torch.Generator().manual_seed(0)
+    rows = torch.randn(6, 256, 64, generator=draws)
+    both = lambda model, x, y: (model(x) - y).square().mean() + (model(y) - x).square().mean()
+
+    def of_arguments(i, _model):
+        x, y = torch.randn(2, 256, 65, generator=torch.Generator().manual_seed(i))
+        x, y = x.clone(), y.clone()
+        return (x[:, :-1], (x if i % 2 else y)[:, 1:])
+
+    def of_offsets(i, _model):
+        return rows[i], rows[5 - i]
+
+    def of_gradients(i, model):
+        flat, at = torch.full((sum(p.numel() for p in model.parameters()),), 0.25), 0
+        for p in model.parameters():
+            p.grad = torch.ones_like(p) if i < 1 else flat[at:at + p.numel()].view_as(p)
+            at += p.numel()
+        return rows[0].clone(), rows[1].clone()
+
+    def of_attributes(i, model):
+        model.scale, model.shift = (torch.ones(256, 64), torch.ones(256, 64)) if not i else (rows[i], rows[5 - i])
+        return rows[0].clone(), rows[1].clone()
+    for arguments_of, loss_of in ((of_arguments, both), (of_gradients, both),
+                                  (of_offsets, lambda model, x, y: both(model, x, y) + x.as_strided((3,), (1,), x.storage_offset()).sum()),
+                                  (of_attributes, lambda model, x, y: both(model, x * model.scale, y + model.shift))):
+        found = []
+        for is_planned in (False, True):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+            train, optimizer = trained(model, loss_of)
+            call = lade.torch.step(train, model, optimizer, "min", host="64MiB", audit=False) if is_planned else train
+            with mock.patch.object(lade.torch.train_step, "PLAN_SECONDS", (0.05, 0.05)):
+                found.append([call(*arguments_of(i, model)).item() for i in range(3)] + [lade.torch.digest(model, optimizer)])
+        assert found[0] == found[1], (arguments_of.__name__, found)
+        args = arguments_of(1, model)
+        assert lade.torch.measure(call, *args)["peak_bytes"] == call.report()["planned_peak_bytes"], arguments_of.__name__
+
+
 for case in (audits_restore_tensors_of_places, memory_that_cannot_be_emptied_stays_its_owners,
-             parameters_that_processes_share_stay_shared, steps_move_containers, deques_are_held, containers_are_given_twice,
-             audits_restore_containers, objects_of_any_class, parameters_in_attributes_are_the_models):
+             parameters_that_processes_share_stay_shared, calls_share_memory_in_other_ways, steps_move_containers,
+             deques_are_held, containers_are_given_twice, audits_restore_containers, objects_of_any_class,
+             parameters_in_attributes_are_the_models):
     case()
     print(case.__name__, flush=True)

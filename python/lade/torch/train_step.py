@@ -23,7 +23,7 @@ from .running import parked, residents, tiers, worker
 from .audit import Audit
 from .digests import bits
 from .interrupts import Interrupts, without_autocast
-from .tracing.branches import Otherwise
+from .tracing.branches import OFFSET, Otherwise
 from .pricing.meter import events_of
 from .planned import Planned, Tiers
 from .plans import PLANS_MAX, Plans
@@ -199,8 +199,19 @@ class Step:
         twice = tuple(first.setdefault(id(t), len(first)) for place in self.places.values() for t in place.tensors())
         names = sorted(self.read_of_batch)
         attributes = tuple(attributes_key(leaf, names) for leaf in leaves if isinstance(leaf, torch.Tensor)) if names else ()
-        return (repr(spec), tuple(map(_leaf_key, leaves)), attributes, same, twice, self.given.signature(),
+        memory = parked.memory_key(self._tensors(leaves), OFFSET in self.read_of_batch)
+        return (repr(spec), tuple(map(_leaf_key, leaves)), attributes, same, twice, memory, self.given.signature(),
                 tuple(place.signature() for place in self.places.values()), self._fields(), tuple(m.training for m in self.moded))
+
+    def _tensors(self, leaves):
+        """Yield all tensors that a plan may move: of the arguments, the model, its gradients, the optimizer and places."""
+        given, state = self.given, self.optimizer.state if self.optimizer else {}
+        yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        yield from (t for _, p in given.params for t in (p, p.grad) if t is not None)
+        slots = (given.places_of[id(t)] for _, t in given.buffers)
+        yield from (own[name] for own, name in slots if own.get(name) is not None)
+        yield from (t for p in given.opt_params for _, t in optimizers.state_tensors(state.get(p, {})))
+        yield from (t for place in self.places.values() for t in place.tensors())
 
     def _fields(self):
         """Return the values of the optimizer's fields that the step reads in Python."""
@@ -478,8 +489,8 @@ class Step:
     def _park(self, tensors):
         """Make the tensors of @tensors whose bytes are on a tier fetch them at their first use."""
         self.parked = [(tensor, k) for tensor, k in tensors if k in self.at_work.away]
-        for tensor, _ in self.parked:
-            parked.park(tensor, self)
+        for tensor, k in self.parked:
+            parked.park(tensor, self, self.at_work.sizes[k])
 
     def _unpark(self):
         """Give all parked tensors their class back; return them."""

@@ -108,7 +108,7 @@ class Values:
 
     def _visit(self, node):
         if node.op == "placeholder":
-            self.metas[(node, None)] = node.meta["val"]
+            self._real(node, node.meta["val"], node.meta.pop("lade_real", None))
             self.inputs.append(node)
         elif node.op == "get_attr":
             self._constant(node)
@@ -135,8 +135,16 @@ class Values:
         if real.layout is not torch.strided:
             raise CannotCapture("sparse tensors are not captured", "constant")
         self.constants[node] = real
-        self.metas[(node, None)] = node.meta.get("val", real)
-        self.union.join(self._key((node, None)), ("real", real.untyped_storage()._cdata))
+        self._real(node, node.meta.get("val", real), real)
+
+    def _real(self, node, meta, real):
+        """Note a given tensor: with others over its memory it is one storage, of all bytes that this has."""
+        self.metas[(node, None)] = meta
+        if real is not None and real.layout is torch.strided:
+            storage = real.untyped_storage()
+            if meta.untyped_storage().nbytes() < storage.nbytes():  # a tensor that the capture met is described without the rest
+                meta.untyped_storage().resize_(storage.nbytes())
+            self.union.join(self._key((node, None)), ("real", storage._cdata))
 
     def _call(self, node):
         target = node.target

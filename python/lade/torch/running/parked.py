@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from ...errors import Error
 
-_STEP = "_lade_step"  # of a parked tensor: a weak reference to its step
+_STEP = "_lade_step"    # of a parked tensor: a weak reference to its step
+_BYTES = "_lade_bytes"  # and the bytes that its storage has when they are back
 
 _FIELDS = ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad", "grad_fn", "ndim", "layout", "names", "is_cuda",
            "is_cpu", "is_meta", "is_mps", "is_xpu", "is_mtia", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested",
@@ -73,10 +74,10 @@ def can_park(tensor):
     return type(tensor) in _CLASSES or isinstance(tensor, _Parked)
 
 
-def park(tensor, step):
-    """Make the first use of @tensor, whose storage was emptied, fetch the bytes that @step holds."""
+def park(tensor, step, n_bytes):
+    """Make the first use of @tensor, whose storage of @n_bytes was emptied, fetch the bytes that @step holds."""
     torch.autograd.graph.increment_version(tensor)
-    tensor.__dict__[_STEP] = weakref.ref(step)
+    tensor.__dict__.update({_STEP: weakref.ref(step), _BYTES: n_bytes})
     tensor.__class__ = _CLASSES[type(tensor)]
 
 
@@ -84,7 +85,7 @@ def unpark(tensor):
     """Give a tensor its own class back."""
     if isinstance(tensor, _Parked):
         tensor.__class__ = next(kind for kind, parked in _CLASSES.items() if type(tensor) is parked)
-        del tensor.__dict__[_STEP]
+        del tensor.__dict__[_STEP], tensor.__dict__[_BYTES]
 
 
 def fetch(*things):
@@ -95,6 +96,23 @@ def fetch(*things):
             if step is None:
                 raise Error("the step that holds this tensor's bytes is gone")
             step.sync()
+
+
+def memory_key(tensors, has_offsets):
+    """Return which of @tensors share a storage, the bytes of each storage, and with @has_offsets where each tensor begins.
+
+    A plan empties and fills whole storages, so it holds for tensors that are alike in this. Parked ones stay so.
+    """
+    numbers, found = {}, []
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                n_bytes = tensor.__dict__[_BYTES] if isinstance(tensor, _Parked) else storage.nbytes()
+                found += numbers.setdefault(storage._cdata, len(numbers)), n_bytes
+                if has_offsets:
+                    found.append(tensor.storage_offset())
+    return tuple(found)
 
 
 def _n_users(storage):

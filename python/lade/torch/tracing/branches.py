@@ -16,6 +16,8 @@ call that runs the part begins anew with the answer. A plan of the whole step as
 with its answers.
 """
 import contextlib
+import os
+import sys
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -63,6 +65,16 @@ _ASKS = *_TRUTHS, _T.item
 _TEXTS = _T.__format__, _T.__repr__
 _SEEN = {_T.data_ptr: fakes.address, _T.is_set_to: fakes.is_set_to, _T.__deepcopy__: fakes.deep_copy}  # of fake tensors
 _SET_DATA = _T.data.__set__
+_TORCH, _OWN = (os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in (torch.__file__, os.path.dirname(__file__)))
+_STRIDED = _T.as_strided, torch.as_strided, _T.as_strided_, torch.as_strided_, torch.as_strided_copy
+OFFSET = "storage_offset()"  # among the names of attributes that a step reads of tensors
+
+
+def _is_users(frame):
+    """True if a call of @frame, below those of other modes, is neither torch's own, as in each capture, nor this package's."""
+    while frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return not frame.f_code.co_filename.startswith((_TORCH, _OWN))
 
 
 class Otherwise(Exception):
@@ -88,6 +100,7 @@ class Branches(TorchFunctionMode):
         self.answers, self.lines, self.known = [], [], {}  # known: id of a tensor -> (itself, its value if all is finite)
         self.zeros = {}  # id of a tensor -> itself, a number that is 0 if all is finite
         self.watch = self.is_late = None  # is_late(): True after the optimizer's step
+        self.read_of_batch = set()  # names of attributes that the step reads of tensors of its arguments
         self.graph = None  # of the capture, so far
         self.find = lambda: None  # find(): the answer to the last question by a run of the graph, or None
         self.n_found = 0   # answers up to the last one that find() gave
@@ -117,6 +130,8 @@ class Branches(TorchFunctionMode):
         if self.given:
             args, kwargs = tuple(map(self._served, args)), {key: self._served(one) for key, one in (kwargs or {}).items()}
         asked = [*args, *(kwargs or {}).values()]
+        if (func is _T.storage_offset or func in _STRIDED and (kwargs or len(args) > 3)) and _is_users(sys._getframe(1)):
+            self.read_of_batch.add(OFFSET)  # a constant of the graph
         if func == _SET_DATA:
             self.assigned[id(args[0])] = self.line_of()
         if func in _SEEN and isinstance(asked[0], FakeTensor):

@@ -539,7 +539,7 @@ def _look_up(result, places, mode):
         if id(real) not in made:
             with graph.inserting_before(first):
                 made[id(real)] = graph.placeholder(f"place_{len(made)}")
-            made[id(real)].meta = {"val": _described(mode, real), **node.meta}
+            made[id(real)].meta = {"val": _described(mode, real), **node.meta, "lade_real": real}
             result.inputs.append(("place", found[id(real)].place.name, found[id(real)], made[id(real)].meta["val"]))
         node.replace_all_uses_with(made[id(real)])
         graph.erase_node(node)
@@ -569,6 +569,7 @@ class _Fakes:
             self.states, self.state_names = _fake_state(given, mode, self.own, optimizer)
             self.grads = {id(p): fake(p.grad) for _, p in given.params if p.grad is not None}
             self.read = {key: set() for key in (*self.own, None)}  # names of attributes that the step reads; None: of its arguments
+            branches.read_of_batch = self.read[None]
             for _, t in (*given.params, *given.buffers):
                 shown.show(self.own[id(t)], t, self.read[id(t)], branches)
             self.batch = [self.own.get(id(leaf)) if id(leaf) in self.own else
@@ -749,8 +750,8 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
     recorder.modules, recorder.is_cuda = given.modules, any(t.is_cuda for _, t in given.params)
     recorder.watch, recorder.branches = watch, branches
     branches.watch, branches.is_late = watch, lambda: bool(recorder.stepped)
+    reals = fakes.reals()  # the capture exchanges them
     if answer is not None:
-        reals = fakes.reals()  # the capture exchanges them
         branches.find = lambda: None if watch.written else answer(_part(result, branches, reals))
     body, grads = _Body(fn, spec, (args, kwargs), fakes, places, watch, result), [(name, p, p.grad) for name, p in given.params]
     try:
@@ -782,6 +783,8 @@ def trace(fn, model, optimizer, args, kwargs, layouts=None, known=(), branch=(),
         _refuse_kept(watch, fakes.all())
     elif watch.held(fakes.all()) is not None:
         _clear_caches()
+    for node, real in zip(result.gm.graph.nodes, reals):
+        node.meta["lade_real"] = real
     _drop_unused_state(result, optimizer)
     _look_up(result, [*result.places, *known], mode)
     result.late, result.stepped, result.mode, result.fields = recorder.late, recorder.stepped, mode, recorder.fields
