@@ -290,7 +290,7 @@ class Planned:
         self.put_inputs = [(i, k) for i, k in enumerate(inputs) if k in put_storages]
         constants = [(t, self.values.storage((node, None))) for node, t in self.values.constants.items()]
         self.put_constants = [(t, k) for t, k in constants if k in put_storages]
-        self.weights = {k for k, (kind, *_) in zip(inputs, self.trace.inputs) if kind in ("param", "state", "grad")}
+        self.weights = {k for k, (kind, *_) in zip(inputs, self.trace.inputs) if kind in ("param", "state")}
         self.written = {k for op in self.values.ops for k in op.updates}
         places = {i: living_bytes + offset for (both, _), offset in zip(spans, offsets) for i in both}
         places.update((i, self.places[k]) for i, (kind, k, tier) in enumerate(instrs)
