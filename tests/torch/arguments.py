@@ -413,6 +413,9 @@ def calls_share_memory_in_other_ways():
         x, y = x.clone(), y.clone()
         return (x[:, :-1], (x if i % 2 else y)[:, 1:])
 
+    def of_constants(i, _model):
+        return (rows if i % 2 else rows.clone())[1], rows[0].clone()
+
     def of_offsets(i, _model):
         return rows[i], rows[5 - i]
 
@@ -428,6 +431,7 @@ def calls_share_memory_in_other_ways():
         model.scale, model.shift = (torch.ones(256, 64), torch.ones(256, 64)) if not i else (rows[i], rows[5 - i])
         return rows[0].clone(), rows[1].clone()
     for arguments_of, loss_of in ((of_arguments, both), (of_gradients, both),
+                                  (of_constants, lambda model, x, y: both(model, x, rows[1]) + both(model, y, rows[2])),
                                   (of_offsets, lambda model, x, y: both(model, x, y) + x.as_strided((3,), (1,), x.storage_offset()).sum()),
                                   (of_attributes, lambda model, x, y: both(model, x * model.scale, y + model.shift))):
         found = []

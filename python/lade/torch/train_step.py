@@ -83,6 +83,7 @@ class Step:
         self.moded = []  # modules outside of the model whose training mode a step changed
         self.fields = set()  # (group, key) of the optimizer's fields that graphs have as constants
         self.read_of_batch = set()  # names of attributes that the step reads of tensors of its arguments
+        self.constants = {}  # address of a storage of plans' constants -> its number, below 0
         self.places = {}  # by their ids: where the step leaves tensors in Python, and what changes between steps there
         self.seen = {}  # place, argument or form -> hashes of values that had a plan made
         self.known = Known()  # what the step reads in Python
@@ -187,7 +188,7 @@ class Step:
 
     def _forget(self):
         """Drop all plans, with the objects that they and their keys are made for."""
-        self.ready = {}
+        self.ready, self.constants = {}, {}
         self.known.forget()
         for place in self.places.values():
             place.others.clear()
@@ -199,7 +200,7 @@ class Step:
         twice = tuple(first.setdefault(id(t), len(first)) for place in self.places.values() for t in place.tensors())
         names = sorted(self.read_of_batch)
         attributes = tuple(attributes_key(leaf, names) for leaf in leaves if isinstance(leaf, torch.Tensor)) if names else ()
-        memory = parked.memory_key(self._tensors(leaves), OFFSET in self.read_of_batch)
+        memory = parked.memory_key(self._tensors(leaves), OFFSET in self.read_of_batch, self.constants)
         return (repr(spec), tuple(map(_leaf_key, leaves)), attributes, same, twice, memory, self.given.signature(),
                 tuple(place.signature() for place in self.places.values()), self._fields(), tuple(m.training for m in self.moded))
 
@@ -241,6 +242,8 @@ class Step:
             if len(self.ready) >= FORMS_MAX:
                 self._forget()
                 self.known.add(planned.trace.reads)
+            for t in planned.values.constants.values():
+                self.constants.setdefault(t.untyped_storage()._cdata, -1 - len(self.constants))
             plans = self.ready.setdefault(self._key(spec, leaves), Plans())
             plans.add(ready)
         interrupts.deliver()

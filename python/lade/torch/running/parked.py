@@ -98,10 +98,11 @@ def fetch(*things):
             step.sync()
 
 
-def memory_key(tensors, has_offsets):
+def memory_key(tensors, has_offsets, constants):
     """Return which of @tensors share a storage, the bytes of each storage, and with @has_offsets where each tensor begins.
 
-    A plan empties and fills whole storages, so it holds for tensors that are alike in this. Parked ones stay so.
+    A plan empties and fills whole storages, so it holds for tensors that are alike in this. Parked ones stay so. @constants:
+    numbers below 0 of the storages of plans' constants, by their addresses.
     """
     numbers, found = {}, []
     with torch._C.DisableTorchFunctionSubclass():
@@ -109,7 +110,7 @@ def memory_key(tensors, has_offsets):
             if tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
                 n_bytes = tensor.__dict__[_BYTES] if isinstance(tensor, _Parked) else storage.nbytes()
-                found += numbers.setdefault(storage._cdata, len(numbers)), n_bytes
+                found += numbers.setdefault(storage._cdata, constants.get(storage._cdata, len(numbers))), n_bytes
                 if has_offsets:
                     found.append(tensor.storage_offset())
     return tuple(found)
