@@ -354,6 +354,11 @@ for budget in ("0", "0%", "much", "120%dev", ""):
 refused(2, ["--budget 50%dev", "--machine"], *G, "--budget", "50%dev")
 refused(2, ["--host-budget", "--machine"], *G, "--host-budget", "1MiB")
 refused(2, ["--store-budget", "--machine"], *G, "--store-budget", "1MiB")
+huge = write("huge.json", {"schema_version": 1, "storages": [{"name": "x", "bytes": 2**53 + 1}],
+                          "ops": [{"name": "f", "reads": [], "writes": [0], "ns": 1}]})
+for budget in ("100%", str(2**53 + 1)):
+    assert planned("--graph", huge, "--budget", budget)["budget_bytes"] == 2**53 + 1
+assert planned("--graph", huge, "--budget", str(2**53), code=3)["budget_bytes"] == 2**53
 refused(2, ["nothing", "laptop-8c"], *G, "--machine", "nothing")
 for option in (["--iterations", "0"], ["--seconds", "0"], ["--seconds", "nan"], ["--iterations", "-1"]):
     refused(2, [option[0]], *G, *option)
