@@ -363,7 +363,7 @@ refused(2, ["nothing", "laptop-8c"], *G, "--machine", "nothing")
 for option in (["--iterations", "0"], ["--seconds", "0"], ["--seconds", "nan"], ["--iterations", "-1"]):
     refused(2, [option[0]], *G, *option)
 assert planned(*G, "--budget", "50%dev", "--machine", "h100-80g")["budget_bytes"] == 40 << 30
-assert planned(*G, "--host-budget", "0")["fits"]
+assert planned(*G, "--host-budget", "0", "--store-budget", "0")["fits"]
 assert planned(*G, "--host-budget", "1GiB", "--store-budget", "1GiB", "--machine", "laptop-8c")["fits"]
 
 # Options of models in a configuration give way to --graph; a printed configuration reads back.
