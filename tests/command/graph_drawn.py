@@ -149,3 +149,10 @@ for seed in range(N_GRAPHS):
 assert n_planned > 1.5 * N_GRAPHS and n_moved > N_GRAPHS / 2 and n_redone > N_GRAPHS / 2, (n_planned, n_moved, n_redone)
 for seed in (2, 5, 41):  # 2: recompute alone has the smallest schedule; 5, 41: transfers alone have a fast one
     ways_check(seed)
+for seed, moves in ((190, "1"), (206, "30"), (1012, "200")):  # their last search ends far below the smallest budget
+    with open("g.json", "w", encoding="utf-8") as file:
+        json.dump(Drawn(seed).text, file)
+    budget = "min"
+    for _ in range(2):
+        budget = str(json.loads(subprocess.run([LADE, "plan", "--graph", "g.json", "--budget", budget, "--iterations", moves,
+                                                "--json"], stdout=subprocess.PIPE, check=True).stdout)["min_budget_bytes"])
