@@ -93,7 +93,11 @@ struct lade_graph_plan_info {
   uint64_t host_bytes, store_bytes; /* most bytes in these tiers at one time */
   int64_t base_ns;             /* sum over all ops, once each */
   int64_t compute_ns;          /* sum over all ops that run, redos included */
-  int64_t bound_ns;            /* no list within the budget has a smaller predicted_step_ns */
+  /*
+   * No list within the budget has a smaller predicted_step_ns, except one that drops a made storage before a write of
+   * all of it. The search has no such lists, so give each content a storage of its own.
+   */
+  int64_t bound_ns;
   int64_t predicted_step_ns;   /* by simulation, transfers included */
   int n_redone;                /* redos in the list */
   uint64_t moved_bytes;        /* by puts and gets together */

@@ -144,7 +144,8 @@ int lade_size_parse(const char *text, uint64_t *ret_bytes)
     double bytes = value * (double)size_units[i].bytes;
     if (!(bytes < 9.2e18))
       return -ERANGE;
-    *ret_bytes = (uint64_t)llround(bytes);
+    const bool is_whole = strspn(text, "0123456789") == (size_t)(end - text); /* doubles round those above 2^53 */
+    *ret_bytes = is_whole ? strtoull(text, NULL, 10) * size_units[i].bytes : (uint64_t)llround(bytes);
     return 0;
   }
   return -EINVAL;

@@ -132,6 +132,23 @@ def ways_check(seed):
         least.append(both)
 
 
+def homes_check(seed):
+    """Compare a plan with a host budget with one without. Storages live on other tiers, so both have transfers."""
+    text, ns = Drawn(seed).text, []
+    for storage in text["storages"]:
+        storage["bytes"] *= 1000
+    for op in text["ops"]:
+        op["ns"] *= 1000
+    with open("g.json", "w", encoding="utf-8") as file:
+        json.dump(text, file)
+    graph, budget = replay.Graph("g.json"), "min"
+    for host in ("0", "0", "300KiB"):
+        plan = plan_check(graph, seed, "--budget", budget, "--machine", "laptop-8c", "--host-budget", host)
+        budget = str(plan["min_budget_bytes"] * 11 // 10) if budget == "min" else budget
+        ns.append(plan["predicted_step_ns"])
+    assert ns[2] <= ns[1], (seed, ns)
+
+
 n_planned = n_moved = n_redone = 0
 for seed in range(N_GRAPHS):
     drawn = Drawn(seed)
@@ -149,3 +166,12 @@ for seed in range(N_GRAPHS):
 assert n_planned > 1.5 * N_GRAPHS and n_moved > N_GRAPHS / 2 and n_redone > N_GRAPHS / 2, (n_planned, n_moved, n_redone)
 for seed in (2, 5, 41):  # 2: recompute alone has the smallest schedule; 5, 41: transfers alone have a fast one
     ways_check(seed)
+for seed in (99, 111, 138, 216):
+    homes_check(seed)
+for seed, moves in ((190, "1"), (206, "30"), (1012, "200")):  # their last search ends far below the smallest budget
+    with open("g.json", "w", encoding="utf-8") as file:
+        json.dump(Drawn(seed).text, file)
+    budget = "min"
+    for _ in range(2):
+        budget = str(json.loads(subprocess.run([LADE, "plan", "--graph", "g.json", "--budget", budget, "--iterations", moves,
+                                                "--json"], stdout=subprocess.PIPE, check=True).stdout)["min_budget_bytes"])

@@ -84,6 +84,7 @@ refused(2, ["--budget 40", "unit", "40% of the device"], "run", "--budget", "40"
 for option in ("--host-budget", "--store-budget"):
     err = refused(2, [f"{option} 16", "unit", "16MiB or 16GiB; 16B"], *PLAN, option, "16", "--store", ".")
     assert "%" not in err, err
+refused(2, ["--store-budget 0", "leave out --store"], *PLAN, "--store", ".", "--store-budget", "0")
 refused(2, ["--host-budget 16", "unit"], "sweep", "--data", "text.txt", "--host-budget", "16")
 assert run(*PLAN, "--host-budget", "16B")[0] == run(*PLAN, "--host-budget", "0")[0] == 0
 refused(2, ["--budgets 40", "unit"], "sweep", "--data", "text.txt", "--budgets", "100%,40")

@@ -354,11 +354,16 @@ for budget in ("0", "0%", "much", "120%dev", ""):
 refused(2, ["--budget 50%dev", "--machine"], *G, "--budget", "50%dev")
 refused(2, ["--host-budget", "--machine"], *G, "--host-budget", "1MiB")
 refused(2, ["--store-budget", "--machine"], *G, "--store-budget", "1MiB")
+huge = write("huge.json", {"schema_version": 1, "storages": [{"name": "x", "bytes": 2**53 + 1}],
+                          "ops": [{"name": "f", "reads": [], "writes": [0], "ns": 1}]})
+for budget in ("100%", str(2**53 + 1)):
+    assert planned("--graph", huge, "--budget", budget)["budget_bytes"] == 2**53 + 1
+assert planned("--graph", huge, "--budget", str(2**53), code=3)["budget_bytes"] == 2**53
 refused(2, ["nothing", "laptop-8c"], *G, "--machine", "nothing")
 for option in (["--iterations", "0"], ["--seconds", "0"], ["--seconds", "nan"], ["--iterations", "-1"]):
     refused(2, [option[0]], *G, *option)
 assert planned(*G, "--budget", "50%dev", "--machine", "h100-80g")["budget_bytes"] == 40 << 30
-assert planned(*G, "--host-budget", "0")["fits"]
+assert planned(*G, "--host-budget", "0", "--store-budget", "0")["fits"]
 assert planned(*G, "--host-budget", "1GiB", "--store-budget", "1GiB", "--machine", "laptop-8c")["fits"]
 
 # Options of models in a configuration give way to --graph; a printed configuration reads back.

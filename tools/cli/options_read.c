@@ -222,7 +222,7 @@ static int option_unit_check(const struct options *options, const char *name, co
 
 /*
  * Check the units of --budget, of each of --budgets, and of the budgets of host and store. Sizes of graphs and of
- * traces may be small.
+ * traces may be small. A store of 0 bytes is none for a graph, and an error for a model, which leaves out --store.
  */
 static int units_check(const struct options *options, struct lade_error *error)
 {
@@ -233,6 +233,8 @@ static int units_check(const struct options *options, struct lade_error *error)
   status = option_unit_check(options, "host-budget", NULL, error);
   if (!status)
     status = option_unit_check(options, "store-budget", NULL, error);
+  if (!status && option_is_set(options, "store-budget") && !options->session.store_budget_bytes)
+    status = lade_error_set(error, -EINVAL, "--store-budget 0: it must be at least 1 B; leave out --store for none");
   if (!status && options->verb != VERB_SWEEP)
     status = option_unit_check(options, "budget", options->verb == VERB_RUN ? "device" : "unconstrained peak", error);
   if (options->verb != VERB_SWEEP)

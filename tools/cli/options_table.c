@@ -161,7 +161,7 @@ const struct option option_table[] = {
      .help = "directory on a drive for values that leave memory; several directories, one per drive, share the bytes "
              "in proportion to the drives' speeds; write a comma in a name twice"},
     {OPTION_SIZE, "store-budget", "SIZE", ALL, AT(session.store_budget_bytes), .unset = "the free bytes there",
-     .min = 1, .subject = OF_BOTH, .help = "drive space for --store, or with --cluster of a node"},
+     .subject = OF_BOTH, .help = "drive space for --store, or with --cluster of a node"},
     {OPTION_FLAG, "durable", NULL, VERB_TRAIN | VERB_PLAN, AT(session.is_durable),
      .help = "keep all parameters and optimizer state in --store and publish them after every step: the same command "
              "continues after a kill or a power cut"},

@@ -74,6 +74,8 @@ static int machine_read(struct graph_request *request, struct lade_error *error,
 static uint64_t percent_of(uint64_t bytes, double percent)
 {
   const double part = (double)bytes * percent / 100;
+  if (percent == 100) /* doubles round sizes above 2^53 */
+    return LADE_MAX(LADE_MIN(bytes, BUDGET_MAX), 1);
   return part >= (double)BUDGET_MAX ? BUDGET_MAX : LADE_MAX((uint64_t)part, 1);
 }
 

@@ -33,14 +33,19 @@
 #define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers alone */
 #define MOVING_SHARE 0.7 /* the same, after which it goes on with both */
 #define MIN_STEPS 512 /* the smallest budget is found up to one part in so many of it */
-#define NEAR_MIN 16 /* a budget below the smallest by one part in so many is looked for once more */
+#define NEAR_MIN 16 /* one part in so many above a smallest budget, a plan may still be smaller than that */
+#define AGAIN_MIN 4 /* a budget below the smallest by one part in so many is looked for once more: short searches of
+                       drawn graphs have ended 1/7 below the smallest budget that they began with */
 
 struct lade_graph_plan {
   struct remat_list list;
 };
 
-/* How a plan may save bytes. One by all ways is no slower than one by a single way, because it begins from these. */
-enum planning_ways { WAYS_ALL, WAYS_RECOMPUTE, WAYS_TRANSFERS };
+/*
+ * How a plan may save bytes. One by all ways is no slower than one by fewer, because it begins from these. WAYS_HOMES:
+ * storages wait on no tier but that where they live.
+ */
+enum planning_ways { WAYS_ALL, WAYS_RECOMPUTE, WAYS_TRANSFERS, WAYS_HOMES };
 
 struct graph_planning {
   const struct lade_graph *graph;
@@ -107,15 +112,20 @@ static enum lade_space tier_get(const struct lade_graph_plan_params *params)
   return has_host ? LADE_HOST : has_store ? LADE_STORE : LADE_DEVICE;
 }
 
+/* True if a given storage lives on another tier. */
+static bool has_homes(const struct lade_graph *graph)
+{
+  bool lives_there = false;
+  for (int s = 0; s < graph->storages.n && !lives_there; s++)
+    lives_there = graph->storages.items[s].is_given && graph->storages.items[s].tier != LADE_DEVICE;
+  return lives_there;
+}
+
 /* True if storages may wait on another tier, or live there, and the plan may use it. */
 static bool has_tiers(const struct graph_planning *planning)
 {
-  bool lives_there = false;
-  if (planning->ways == WAYS_RECOMPUTE)
-    return false;
-  for (int s = 0; s < planning->graph->storages.n && !lives_there; s++)
-    lives_there = planning->graph->storages.items[s].is_given && planning->graph->storages.items[s].tier != LADE_DEVICE;
-  return lives_there || tier_get(&planning->params) != LADE_DEVICE;
+  return planning->ways != WAYS_RECOMPUTE &&
+         (tier_get(&planning->params) != LADE_DEVICE || has_homes(planning->graph));
 }
 
 /*
@@ -281,6 +291,14 @@ static int choices_widen(const struct graph_planning *planning, const struct rem
 {
   to->list.n = to->waiting.n = 0;
   to->is_saved = from->is_saved; /* else both hold everything */
+  for (int v = 0, i = 0; i < from->waiting.n && v < planning->problem.n_values; v++) {
+    const struct remat_waiting waiting = {v, from->waiting.items[i].tier};
+    if (plain->values[from->waiting.items[i].value].storage != planning->problem.values[v].storage)
+      continue;
+    i++;
+    if (!LADE_PUSH(&to->waiting, waiting))
+      return -ENOMEM;
+  }
   for (int v = 0, i = 0; v < planning->problem.n_values && from->is_saved; v++) {
     const int storage = planning->problem.values[v].storage;
     struct remat_choice choice = {v, remat_span_whole(&planning->problem, v)};
@@ -320,6 +338,8 @@ static int part_begin(const struct graph_planning *planning, enum planning_ways 
   part->params.budget_bytes = budget_bytes;
   if (part->params.time_limit_ns)
     part->params.time_limit_ns = LADE_MAX(deadline_of(planning, share) - part->start_ns, 1);
+  if (ways == WAYS_HOMES)
+    part->params.host_budget_bytes = part->params.store_budget_bytes = 0;
   const enum lade_space tier = ways == WAYS_RECOMPUTE ? LADE_DEVICE : tier_get(&part->params);
   int status = remat_problem_init(&part->problem, planning->graph, tier);
   for (int op = 0; op < part->problem.n_ops && !status && ways == WAYS_TRANSFERS; op++)
@@ -327,11 +347,11 @@ static int part_begin(const struct graph_planning *planning, enum planning_ways 
   return status ? status : list_time_init(&part->links, &part->problem, &part->params);
 }
 
-/* Replace @to by choices of @part, as choices of the problem of all ways. -ENOMEM. */
+/* Replace @to by choices of @part, not one of all ways, as choices of the problem of all ways. -ENOMEM. */
 static int part_choices_get(const struct graph_planning *planning, const struct graph_planning *part,
                             const struct remat_choices *from, struct remat_choices *to)
 {
-  return part->ways == WAYS_RECOMPUTE ? choices_widen(planning, &part->problem, from, to) : choices_copy(to, from);
+  return part->ways == WAYS_TRANSFERS ? choices_copy(to, from) : choices_widen(planning, &part->problem, from, to);
 }
 
 static int plan_search(struct graph_planning *planning, uint64_t budget_bytes);
@@ -442,21 +462,27 @@ static bool is_near_min(uint64_t budget_bytes, uint64_t alone_min_bytes)
  * Plan with other tiers. Candidates are descents, the plans by recompute alone and by transfers alone, and the smallest
  * schedule. The search goes on from the best of them, and its gets are placed once more. If a descent takes no longer
  * than the bound, it is the plan, and recompute alone is only looked at for a smaller schedule. If no op may run again,
- * a first search by transfers takes the place of the two plans.
+ * a first search by transfers takes the place of the two plans. If storages live on other tiers, recompute alone has
+ * their transfers: it is a plan without budgets there. Long graphs leave that out, because it doubles their time.
  */
 static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
   double best_ns = INFINITY;
+  bool has_guests = tier_get(&planning->params) != LADE_DEVICE, is_short = planning->graph->ops.n <= SHORT_OPS_MAX;
+  bool has_both = has_guests && has_homes(planning->graph) && is_short;
+  const enum planning_ways alone = has_both ? WAYS_HOMES : WAYS_RECOMPUTE;
   planning->choices.is_saved = false;
   bool is_proved = false;
   int status = descents_take(planning, budget_bytes, &best_ns);
   if (!status)
     status = proof_find(planning, budget_bytes, best_ns, &is_proved);
-  if (!status && has_redos(planning) && (!is_proved || is_near_min(budget_bytes, planning->alone_min_bytes)))
-    status = part_take(planning, WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE, &best_ns);
+  if (!status && is_proved && has_redos(planning) && is_near_min(budget_bytes, planning->alone_min_bytes))
+    return part_take(planning, WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE, &best_ns);
   if (is_proved)
     return status;
+  if (!status && (has_redos(planning) || alone == WAYS_HOMES))
+    status = part_take(planning, alone, budget_bytes, ALONE_SHARE, &best_ns);
   if (!status && has_redos(planning))
     status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE, &best_ns);
   struct remat_search_params params = search_params(planning, budget_bytes, moves / 2, MOVING_SHARE);
@@ -500,7 +526,7 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
 {
   const uint64_t min = planning->info.min_budget_bytes;
   uint64_t peak = 0;
-  if (budget_bytes >= min || budget_bytes < planning->info.floor_bytes || budget_bytes < min - min / NEAR_MIN)
+  if (budget_bytes >= min || budget_bytes < planning->info.floor_bytes || budget_bytes < min - min / AGAIN_MIN)
     return -ENOSPC;
   planning->choices.list.n = planning->choices.waiting.n = 0;
   planning->choices.is_saved = false;

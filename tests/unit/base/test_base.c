@@ -80,6 +80,8 @@ static void size_parses_common_forms(void **state)
   assert_int_equal(bytes, 4096);
   assert_int_equal(lade_size_parse("2MB", &bytes), 0);
   assert_int_equal(bytes, 2000000);
+  assert_int_equal(lade_size_parse("9007199254740993", &bytes), 0); /* 2^53 + 1 is no double */
+  assert_true(bytes == (UINT64_C(1) << 53) + 1);
   char text[32]; /* a size is read back in every unit in which it is printed */
   for (int bit = 0; bit < 63; bit += 10) {
     assert_int_equal(lade_size_parse(lade_size_format(UINT64_C(1) << bit, text, sizeof(text)), &bytes), 0);
