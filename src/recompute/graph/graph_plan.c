@@ -30,8 +30,14 @@
 #define OP_MOVES_MAX 1275000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MAX 125000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_MIN 1000
-#define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers alone */
-#define MOVING_SHARE 0.7 /* the same, after which it goes on with both */
+#define FIT_SHARE 0.4 /* of a limit of time, after which a plan without tiers begins from the nearest schedule */
+/* With tiers, shares of a limit of time at which parts of a planning end. They follow each other. */
+#define FIRST_SHARE 0.4     /* recompute alone within a budget that is given */
+#define SMALLEST_SHARE 0.55 /* the smallest budget; half of the time to here by all ways */
+#define DESCENTS_SHARE 0.65
+#define ALONE_SHARE 0.75    /* recompute alone within the smallest budget */
+#define MOVING_SHARE 0.85   /* transfers alone */
+#define END_OP_NS 8000 /* the list and the bound of a plan take this time for each op; a limit of time has it, too */
 #define MIN_STEPS 512 /* the smallest budget is found up to one part in so many of it */
 #define NEAR_MIN 16 /* a budget below the smallest by one part in so many is looked for once more */
 
@@ -51,11 +57,14 @@ struct graph_planning {
   struct remat_choices smallest; /* of the smallest peak found */
   struct remat_choices nearest; /* the first found within the budget; while there is none, the smallest */
   struct remat_choices choices; /* of the plan */
+  double best_ns; /* time of the best choices within the budget, which are the plan's; INFINITY: there are none */
   struct remat_list list;
   struct list_time links;
   int64_t start_ns;
   enum planning_ways ways;
   uint64_t alone_min_bytes; /* the smallest budget found by recompute alone, without its plan; 0: not looked for */
+  struct remat_choices moved; /* the smallest schedule found by transfers alone, */
+  struct lade_graph_plan_info moved_info; /* and its figures; zeros: not looked for */
 };
 
 static void planning_finish(struct graph_planning *planning)
@@ -63,6 +72,7 @@ static void planning_finish(struct graph_planning *planning)
   remat_choices_free(&planning->smallest);
   remat_choices_free(&planning->nearest);
   remat_choices_free(&planning->choices);
+  remat_choices_free(&planning->moved);
   list_time_finish(&planning->links);
   LADE_ARRAY_FREE(&planning->list.instrs);
   remat_problem_finish(&planning->problem);
@@ -219,13 +229,12 @@ static int smaller_find(struct graph_planning *planning, const struct smaller_pa
 
 /*
  * Lower the smallest peak step by step, halving the step where a search does not reach the next, until it is within
- * @enough_bytes. Each search may make a third of the moves that earlier ones left. Descents may do half as much work
- * from one halving to the next: near the floor hardly a release helps, and full descents of 100,000 ops would take 4 s
- * each for the last 0.1 % of the budget.
+ * @enough_bytes, or until @end_ns. Each search may make a third of the moves that earlier ones left. Descents may do
+ * half as much work from one halving to the next: near the floor hardly a release helps, and full descents of 100,000
+ * ops would take 4 s each for the last 0.1 % of the budget.
  */
-static int min_lower(struct graph_planning *planning, uint64_t enough_bytes)
+static int min_lower(struct graph_planning *planning, uint64_t enough_bytes, int64_t end_ns)
 {
-  const int64_t end_ns = deadline_of(planning, 1.0 / MIN_SHARE);
   uint64_t peak = planning->info.unconstrained_bytes;
   const uint64_t floor = planning->info.floor_bytes;
   uint64_t step = (peak - floor) / 2;
@@ -234,6 +243,8 @@ static int min_lower(struct graph_planning *planning, uint64_t enough_bytes)
   int status = 0;
   for (int round = 0; round < MIN_ROUNDS && step > peak / MIN_STEPS && peak > enough_bytes && !status; round++) {
     const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
+    if (now_ns >= end_ns)
+      break;
     const struct smaller_params smaller = {.budget_bytes = peak - step, .n_moves = LADE_MAX(moves / 3, 1),
                                            .descent_effort = effort,
                                            .deadline_ns = part_ns ? now_ns + part_ns : end_ns};
@@ -266,7 +277,7 @@ static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, 
   struct remat_search_params params = search_params(planning, budget_bytes, moves, 1);
   if (planning->info.min_budget_bytes <= budget_bytes) {
     params.fit_moves = moves / 4;
-    params.fit_deadline_ns = deadline_of(planning, 0.4);
+    params.fit_deadline_ns = deadline_of(planning, FIT_SHARE);
   }
   params.tries_chain = true;
   return remat_search(&params, choices);
@@ -316,7 +327,7 @@ static int part_begin(const struct graph_planning *planning, enum planning_ways 
                       double share, struct graph_planning *part)
 {
   *part = (struct graph_planning){.graph = planning->graph, .params = planning->params, .error = planning->error,
-                                  .start_ns = lade_now_ns(), .ways = ways};
+                                  .best_ns = INFINITY, .start_ns = lade_now_ns(), .ways = ways};
   part->params.budget_bytes = budget_bytes;
   if (part->params.time_limit_ns)
     part->params.time_limit_ns = LADE_MAX(deadline_of(planning, share) - part->start_ns, 1);
@@ -345,6 +356,10 @@ static int part_plan(const struct graph_planning *planning, enum planning_ways w
 {
   struct graph_planning part;
   int status = part_begin(planning, ways, budget_bytes, share, &part);
+  if (!status && ways == WAYS_TRANSFERS) {
+    part.info = planning->moved_info;
+    status = choices_copy(&part.smallest, &planning->moved);
+  }
   if (!status)
     status = plan_search(&part, budget_bytes);
   if (!status)
@@ -353,43 +368,49 @@ static int part_plan(const struct graph_planning *planning, enum planning_ways w
   return status;
 }
 
-/* Let @choices be the plan if they fit the budget in less time than *@best_ns, which they then have. -ENOMEM. */
-static int choices_take(struct graph_planning *planning, uint64_t budget_bytes, const struct remat_choices *choices,
-                        double *best_ns)
+/* Let the plan hold everything, as it does before any is found. */
+static void choices_clear(struct graph_planning *planning)
+{
+  planning->choices.list.n = planning->choices.waiting.n = 0;
+  planning->choices.is_saved = false;
+  planning->best_ns = INFINITY;
+}
+
+/* Let @choices be the plan if they fit the budget in less time than the present ones. -ENOMEM. */
+static int choices_take(struct graph_planning *planning, uint64_t budget_bytes, const struct remat_choices *choices)
 {
   struct remat_schedule schedule;
   int status = remat_schedule_load(&schedule, &planning->problem, limit_of(&planning->problem, budget_bytes), choices);
   if (status)
     return status;
   const double ns = list_time_get(&planning->links, &schedule);
-  bool is_better = !schedule.is_broken && remat_over(&schedule) == 0 && ns < *best_ns;
+  bool is_better = !schedule.is_broken && remat_over(&schedule) == 0 && ns < planning->best_ns;
   remat_schedule_finish(&schedule);
   if (!is_better)
     return 0;
-  *best_ns = ns;
+  planning->best_ns = ns;
   return choices_copy(&planning->choices, choices);
 }
 
-/* Search with the tiers in one of three ways, and let the result be the plan if it is better than *@best_ns. */
-static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_search_params params,
-                        double *best_ns)
+/* Search with the tiers in one of three ways, and let the result be the plan if it is the best. */
+static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_search_params params)
 {
   struct remat_choices choices = {0};
   tiers_allow(planning, &params);
   int status = remat_search(&params, &choices);
   if (!status)
-    status = choices_take(planning, budget_bytes, &choices, best_ns);
+    status = choices_take(planning, budget_bytes, &choices);
   remat_choices_free(&choices);
   return status == -ENOSPC ? 0 : status;
 }
 
 /* Let the better one of a descent with both ways and one by transfers alone be the plan; both take little time. */
-static int descents_take(struct graph_planning *planning, uint64_t budget_bytes, double *best_ns)
+static int descents_take(struct graph_planning *planning, uint64_t budget_bytes)
 {
-  struct remat_search_params params = search_params(planning, budget_bytes, 0, 0.5);
-  int status = tiers_search(planning, budget_bytes, params, best_ns);
+  struct remat_search_params params = search_params(planning, budget_bytes, 0, DESCENTS_SHARE);
+  int status = tiers_search(planning, budget_bytes, params);
   params.is_offload = true;
-  return status ? status : tiers_search(planning, budget_bytes, params, best_ns);
+  return status ? status : tiers_search(planning, budget_bytes, params);
 }
 
 /* Bound the time of every step within the budget from below. @known_ns: the time of one; 0: none is known. */
@@ -405,27 +426,26 @@ static int bound_find(struct graph_planning *planning, uint64_t budget_bytes, in
   return remat_bound_find(&params, &planning->info.bound_ns);
 }
 
-/* Set *@is_proved if the bound shows that no step within the budget is faster than one of @best_ns. */
-static int proof_find(struct graph_planning *planning, uint64_t budget_bytes, double best_ns, bool *is_proved)
+/* Set *@is_proved if the bound shows that no step within the budget is faster than the plan. */
+static int proof_find(struct graph_planning *planning, uint64_t budget_bytes, bool *is_proved)
 {
   int status = 0;
-  if (!isinf(best_ns))
-    status = bound_find(planning, budget_bytes, (int64_t)best_ns);
-  *is_proved = !status && best_ns <= (double)planning->info.bound_ns;
+  if (!isinf(planning->best_ns))
+    status = bound_find(planning, budget_bytes, (int64_t)planning->best_ns);
+  *is_proved = !status && planning->best_ns <= (double)planning->info.bound_ns;
   return status;
 }
 
 /*
- * Let the best plan by one way be the plan if it is better than *@best_ns. It may also be the smallest schedule, since
- * a plan by recompute alone states its own peak if that is below the smallest budget. -ENOMEM.
+ * Let the best plan by one way be the plan if it is the best. It may also be the smallest schedule, since a plan by
+ * recompute alone states its own peak if that is below the smallest budget. -ENOMEM.
  */
-static int part_take(struct graph_planning *planning, enum planning_ways ways, uint64_t budget_bytes, double share,
-                     double *best_ns)
+static int part_take(struct graph_planning *planning, enum planning_ways ways, uint64_t budget_bytes, double share)
 {
   struct remat_choices choices = {0};
   int status = part_plan(planning, ways, budget_bytes, share, &choices);
   if (!status)
-    status = choices_take(planning, budget_bytes, &choices, best_ns);
+    status = choices_take(planning, budget_bytes, &choices);
   if (!status)
     status = smallest_take(planning, &choices);
   remat_choices_free(&choices);
@@ -439,6 +459,16 @@ static bool is_near_min(uint64_t budget_bytes, uint64_t alone_min_bytes)
 }
 
 /*
+ * True if recompute alone comes first: within a limit of time a long graph may have none left for it behind the search
+ * for the smallest budget, and what recompute alone fits has to be found with tiers, too.
+ */
+static bool is_alone_first(const struct graph_planning *planning)
+{
+  return planning->params.time_limit_ns && planning->params.budget_bytes != LADE_GRAPH_BUDGET_MIN &&
+         planning->ways == WAYS_ALL && has_tiers(planning) && has_redos(planning);
+}
+
+/*
  * Plan with other tiers. Candidates are descents, the plans by recompute alone and by transfers alone, and the smallest
  * schedule. The search goes on from the best of them, and its gets are placed once more. If a descent takes no longer
  * than the bound, it is the plan, and recompute alone is only looked at for a smaller schedule. If no op may run again,
@@ -447,24 +477,24 @@ static bool is_near_min(uint64_t budget_bytes, uint64_t alone_min_bytes)
 static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  double best_ns = INFINITY;
-  planning->choices.is_saved = false;
   bool is_proved = false;
-  int status = descents_take(planning, budget_bytes, &best_ns);
+  int status = descents_take(planning, budget_bytes);
   if (!status)
-    status = proof_find(planning, budget_bytes, best_ns, &is_proved);
-  if (!status && has_redos(planning) && (!is_proved || is_near_min(budget_bytes, planning->alone_min_bytes)))
-    status = part_take(planning, WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE, &best_ns);
+    status = proof_find(planning, budget_bytes, &is_proved);
+  bool is_alone_due = has_redos(planning) && !is_alone_first(planning) &&
+                      (!is_proved || is_near_min(budget_bytes, planning->alone_min_bytes));
+  if (!status && is_alone_due)
+    status = part_take(planning, WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE);
   if (is_proved)
     return status;
   if (!status && has_redos(planning))
-    status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE, &best_ns);
+    status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE);
   struct remat_search_params params = search_params(planning, budget_bytes, moves / 2, MOVING_SHARE);
   params.is_offload = true;
   if (!status && !has_redos(planning))
-    status = tiers_search(planning, budget_bytes, params, &best_ns);
+    status = tiers_search(planning, budget_bytes, params);
   if (!status)
-    status = choices_take(planning, budget_bytes, &planning->smallest, &best_ns);
+    status = choices_take(planning, budget_bytes, &planning->smallest);
   if (status)
     return status;
   params = search_params(planning, budget_bytes, moves - moves / 2, 1);
@@ -502,8 +532,7 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
   uint64_t peak = 0;
   if (budget_bytes >= min || budget_bytes < planning->info.floor_bytes || budget_bytes < min - min / NEAR_MIN)
     return -ENOSPC;
-  planning->choices.list.n = planning->choices.waiting.n = 0;
-  planning->choices.is_saved = false;
+  choices_clear(planning);
   int status = budget_search(planning, min);
   if (!status)
     status = remat_choices_peak(&planning->problem, &planning->choices, &peak);
@@ -512,16 +541,22 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
 
 static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes);
 
-/* Take the smallest schedule that is found by one way, if it is smaller. -ENOMEM. */
-static int min_part_take(struct graph_planning *planning, enum planning_ways ways)
+/* Take the smallest schedule that is found by one way until @share of a limit of time, if it is smaller. -ENOMEM. */
+static int min_part_take(struct graph_planning *planning, enum planning_ways ways, double share)
 {
   struct graph_planning part;
   struct remat_choices choices = {0};
-  int status = part_begin(planning, ways, LADE_GRAPH_BUDGET_MIN, 1.0 / MIN_SHARE, &part);
+  if (lade_now_ns() >= deadline_of(planning, share))
+    return 0;
+  int status = part_begin(planning, ways, LADE_GRAPH_BUDGET_MIN, share, &part);
   if (!status)
     status = smallest_find(&part, 0);
   if (!status && ways == WAYS_RECOMPUTE)
     planning->alone_min_bytes = part.info.min_budget_bytes;
+  if (!status && ways == WAYS_TRANSFERS) {
+    planning->moved_info = part.info;
+    status = choices_copy(&planning->moved, &part.smallest);
+  }
   if (!status)
     status = part_choices_get(planning, &part, &part.smallest, &choices);
   if (!status)
@@ -537,15 +572,25 @@ static int min_part_take(struct graph_planning *planning, enum planning_ways way
  */
 static int min_parts_take(struct graph_planning *planning)
 {
-  int status = min_part_take(planning, WAYS_RECOMPUTE);
+  int status = min_part_take(planning, WAYS_RECOMPUTE, SMALLEST_SHARE);
   if (!status)
-    status = min_part_take(planning, WAYS_TRANSFERS);
+    status = min_part_take(planning, WAYS_TRANSFERS, SMALLEST_SHARE);
   bool is_asked = planning->params.budget_bytes == LADE_GRAPH_BUDGET_MIN &&
                   is_near_min(planning->alone_min_bytes, planning->info.min_budget_bytes);
   if (status || !is_asked)
     return status;
-  double best_ns = 0; /* the plan itself follows later */
-  return part_take(planning, WAYS_RECOMPUTE, planning->alone_min_bytes, 1.0 / MIN_SHARE, &best_ns);
+  status = part_take(planning, WAYS_RECOMPUTE, planning->alone_min_bytes, SMALLEST_SHARE);
+  choices_clear(planning); /* the plan itself follows later */
+  return status;
+}
+
+/* Return when the search for the smallest budget by all ways of @planning ends. */
+static int64_t min_deadline(const struct graph_planning *planning)
+{
+  const int64_t end_ns = deadline_of(planning, SMALLEST_SHARE), now_ns = lade_now_ns();
+  if (!has_tiers(planning))
+    return deadline_of(planning, 1.0 / MIN_SHARE);
+  return end_ns == INT64_MAX ? INT64_MAX : now_ns + LADE_MAX(end_ns - now_ns, 0) / 2;
 }
 
 /*
@@ -555,11 +600,12 @@ static int min_parts_take(struct graph_planning *planning)
 static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
+  const struct remat_choices everything = {.is_saved = false};
   info->floor_bytes = planning->problem.floor_bytes;
   info->base_ns = planning->problem.base_ns;
-  int status = remat_choices_peak(&planning->problem, &planning->choices, &info->unconstrained_bytes);
+  int status = remat_choices_peak(&planning->problem, &everything, &info->unconstrained_bytes);
   if (!status)
-    status = min_lower(planning, enough_bytes);
+    status = min_lower(planning, enough_bytes, min_deadline(planning));
   if (status)
     return status;
   const uint64_t gain_bytes = info->min_budget_bytes - info->floor_bytes;
@@ -572,11 +618,17 @@ static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
 static int plan_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
-  bool is_min = budget_bytes == LADE_GRAPH_BUDGET_MIN;
-  int status = smallest_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
+  bool is_min = budget_bytes == LADE_GRAPH_BUDGET_MIN, is_known = info->min_budget_bytes > 0;
+  int status = is_alone_first(planning) ? part_take(planning, WAYS_RECOMPUTE, budget_bytes, FIRST_SHARE) : 0;
+  if (!status && !is_known)
+    status = smallest_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
+  if (!status && !isinf(planning->best_ns))
+    status = smallest_take(planning, &planning->choices);
   if (status)
     return status;
   do { /* a plan by recompute alone may lower the smallest budget, which then is planned for */
+    if (is_min)
+      choices_clear(planning);
     budget_bytes = is_min ? info->min_budget_bytes : budget_bytes;
     status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
   } while (is_min && !status && info->min_budget_bytes < budget_bytes);
@@ -695,6 +747,8 @@ static int plan_make(struct graph_planning *planning, struct lade_graph_plan **r
   int status = remat_problem_init(&planning->problem, planning->graph, tier_get(&planning->params));
   if (!status)
     status = list_time_init(&planning->links, &planning->problem, &planning->params);
+  const int64_t limit_ns = planning->params.time_limit_ns;
+  planning->params.time_limit_ns -= LADE_MIN(limit_ns / 2, planning->graph->ops.n * (int64_t)END_OP_NS);
   if (!status)
     status = plan_run(planning);
   planning->info.seconds = (double)(lade_now_ns() - planning->start_ns) / 1e9;
@@ -714,7 +768,7 @@ static int plan_make(struct graph_planning *planning, struct lade_graph_plan **r
 int lade_graph_plan_find(const lade_graph *graph, const struct lade_graph_plan_params *params,
                          struct lade_error *error, struct lade_graph_plan_info *ret_info, lade_graph_plan **ret_plan)
 {
-  struct graph_planning planning = {.graph = graph, .error = error, .start_ns = lade_now_ns()};
+  struct graph_planning planning = {.graph = graph, .error = error, .best_ns = INFINITY, .start_ns = lade_now_ns()};
   if (!graph || !graph->is_closed || !params || !ret_plan)
     return lade_error_set(error, -EINVAL, "planning needs a closed graph, parameters and room for the plan");
   int status = lade_struct_read("lade_graph_plan_params", params, &planning.params, sizeof(planning.params), error);
