@@ -120,6 +120,37 @@ static void no_tier_makes_a_plan_slower(void **state)
   assert_true(n_faster > 10 && n_equal > 10);
 }
 
+/* A limit that has passed leaves the first releases of a descent. Recompute alone has them with tiers, too. */
+static void what_recompute_alone_fits_in_time_is_fit_with_tiers(void **state)
+{
+  int n_fit = 0, n_refused = 0;
+  for (uint64_t seed = 0; seed < GRAPHS; seed++) {
+    const struct random_graph_params given = {.seed = seed, .n_layers = 4 + (int)(seed % 30), .is_soup = seed % 3 == 2};
+    lade_graph *graph = random_graph_make(&given);
+    uint64_t unconstrained_bytes = 0;
+    assert_int_equal(lade_graph_bounds(graph, NULL, &unconstrained_bytes, NULL), 0);
+    for (uint64_t percent = 50; percent <= 80; percent += 15) {
+      struct lade_graph_plan_info alone, with_tiers;
+      struct lade_graph_plan_params params = tiers_params(LADE_MAX(unconstrained_bytes * percent / 100, 1), 1e8);
+      params.time_limit_ns = 1;
+      const int status = plan_check(graph, &params, &alone);
+      params.host_budget_bytes = params.store_budget_bytes = 4096;
+      const int tiers_status = plan_check(graph, &params, &with_tiers);
+      n_fit += !status;
+      n_refused += status != 0;
+      if (!status)
+        assert_true(!tiers_status && with_tiers.predicted_step_ns <= alone.predicted_step_ns);
+    }
+    struct lade_graph_plan_params params = tiers_params(LADE_GRAPH_BUDGET_MIN, 1e8);
+    struct lade_graph_plan_info info;
+    params.time_limit_ns = 1 + (int64_t)seed * 10000;
+    params.host_budget_bytes = 4096;
+    assert_int_equal(plan_check(graph, &params, &info), 0);
+    lade_graph_destroy(graph);
+  }
+  assert_true(n_fit > 10 && n_refused > 10);
+}
+
 /*
  * The smallest budget by recompute alone may be the peak of its plan, which is below all that were looked for, as in
  * graph 1197. A plan with tiers that is faster, and larger, still states it.
@@ -446,6 +477,7 @@ int main(void)
       cmocka_unit_test(drawn_graphs_replay_within_the_budgets_of_all_tiers),
       cmocka_unit_test(a_value_that_its_new_source_releases_is_released_once),
       cmocka_unit_test(no_tier_makes_a_plan_slower),
+      cmocka_unit_test(what_recompute_alone_fits_in_time_is_fit_with_tiers),
       cmocka_unit_test(no_tier_makes_the_smallest_budget_larger),
       cmocka_unit_test(a_fast_link_is_used_and_a_slow_one_is_not),
       cmocka_unit_test(puts_under_way_are_waited_for_when_their_bytes_are_needed),

@@ -1,23 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plan a caller's step: problem, search, list, replay (lade/graph_plan.h).
+ * Search for the plan of a caller's step.
  *
  * The smallest budget is searched for first, with a share of the effort, since a refusal names it. From the schedule
  * that holds everything the limit sinks step by step; a step that a search does not reach is halved. The search within
  * the budget begins from the nearest schedule that this has found.
  */
+#include "recompute/graph/planning/planning.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "base/echo.h"
-#include "lade/graph_plan.h"
-#include "lade/plan.h"
 #include "recompute/graph/bound.h"
-#include "recompute/graph/emit.h"
-#include "recompute/graph/search/search.h"
 
 /*
  * One part in so many of the effort looks for the smallest budget. It does not depend on the budget that is asked for,
@@ -30,51 +27,30 @@
 #define OP_MOVES_MAX 1275000000 /* ops times moves: moves of longer graphs take longer */
 #define TIERS_OP_MOVES_MAX 125000000 /* the same with tiers, where each move is timed over the whole list */
 #define MOVES_MIN 1000
-#define ALONE_SHARE 0.4 /* of a limit of time, after which a plan with tiers goes on with transfers alone */
-#define MOVING_SHARE 0.7 /* the same, after which it goes on with both */
+#define FIT_SHARE 0.4 /* of a limit of time, after which a plan without tiers begins from the nearest schedule */
+/* With tiers, shares of a limit of time at which parts of a planning end. They follow each other. */
+#define FIRST_SHARE 0.4     /* recompute alone within a budget that is given */
+#define SMALLEST_SHARE 0.55 /* the smallest budget; half of the time to here by all ways */
+#define DESCENTS_SHARE 0.65
+#define ALONE_SHARE 0.75    /* recompute alone within the smallest budget */
+#define MOVING_SHARE 0.85   /* transfers alone */
 #define MIN_STEPS 512 /* the smallest budget is found up to one part in so many of it */
 #define NEAR_MIN 16 /* one part in so many above a smallest budget, a plan may still be smaller than that */
 #define AGAIN_MIN 4 /* a budget below the smallest by one part in so many is looked for once more: short searches of
                        drawn graphs have ended 1/7 below the smallest budget that they began with */
 
-struct lade_graph_plan {
-  struct remat_list list;
-};
-
-/*
- * How a plan may save bytes. One by all ways is no slower than one by fewer, because it begins from these. WAYS_HOMES:
- * storages wait on no tier but that where they live.
- */
-enum planning_ways { WAYS_ALL, WAYS_RECOMPUTE, WAYS_TRANSFERS, WAYS_HOMES };
-
-struct graph_planning {
-  const struct lade_graph *graph;
-  struct lade_graph_plan_params params;
-  struct lade_error *error;
-  struct remat_problem problem;
-  struct lade_graph_plan_info info;
-  struct remat_choices smallest; /* of the smallest peak found */
-  struct remat_choices nearest; /* the first found within the budget; while there is none, the smallest */
-  struct remat_choices choices; /* of the plan */
-  struct remat_list list;
-  struct list_time links;
-  int64_t start_ns;
-  enum planning_ways ways;
-  uint64_t alone_min_bytes; /* the smallest budget found by recompute alone, without its plan; 0: not looked for */
-};
-
-static void planning_finish(struct graph_planning *planning)
+void graph_planning_finish(struct graph_planning *planning)
 {
   remat_choices_free(&planning->smallest);
   remat_choices_free(&planning->nearest);
   remat_choices_free(&planning->choices);
+  remat_choices_free(&planning->moved);
   list_time_finish(&planning->links);
   LADE_ARRAY_FREE(&planning->list.instrs);
   remat_problem_finish(&planning->problem);
 }
 
-/* Return the limit of a turn within the budget, without the problem's fixed bytes. */
-static uint64_t limit_of(const struct remat_problem *problem, uint64_t budget_bytes)
+uint64_t graph_planning_limit(const struct remat_problem *problem, uint64_t budget_bytes)
 {
   const uint64_t fixed = problem->fixed_bytes;
   return budget_bytes > fixed ? LADE_MIN(budget_bytes - fixed, (uint64_t)1 << 62) : 0;
@@ -103,8 +79,7 @@ static int choices_copy(struct remat_choices *to, const struct remat_choices *fr
   return 0;
 }
 
-/* Return the nearest tier on which storages may wait; LADE_DEVICE: there is none. */
-static enum lade_space tier_get(const struct lade_graph_plan_params *params)
+enum lade_space graph_planning_tier(const struct lade_graph_plan_params *params)
 {
   bool has_host = params->host_budget_bytes && params->to_host.bytes_per_s > 0 && params->from_host.bytes_per_s > 0;
   bool has_store = params->store_budget_bytes && params->to_store.bytes_per_s > 0 &&
@@ -125,7 +100,7 @@ static bool has_homes(const struct lade_graph *graph)
 static bool has_tiers(const struct graph_planning *planning)
 {
   return planning->ways != WAYS_RECOMPUTE &&
-         (tier_get(&planning->params) != LADE_DEVICE || has_homes(planning->graph));
+         (graph_planning_tier(&planning->params) != LADE_DEVICE || has_homes(planning->graph));
 }
 
 /*
@@ -207,7 +182,7 @@ static int smaller_find(struct graph_planning *planning, const struct smaller_pa
 {
   struct remat_choices choices = {0};
   struct remat_search_params search = {.problem = &planning->problem,
-                                       .limit_bytes = limit_of(&planning->problem, smaller->budget_bytes),
+                                       .limit_bytes = graph_planning_limit(&planning->problem, smaller->budget_bytes),
                                        .deadline_ns = smaller->deadline_ns, .fit_deadline_ns = smaller->deadline_ns,
                                        .seed = planning->params.seed, .descent_effort = smaller->descent_effort,
                                        .stops_at_fit = true};
@@ -229,13 +204,12 @@ static int smaller_find(struct graph_planning *planning, const struct smaller_pa
 
 /*
  * Lower the smallest peak step by step, halving the step where a search does not reach the next, until it is within
- * @enough_bytes. Each search may make a third of the moves that earlier ones left. Descents may do half as much work
- * from one halving to the next: near the floor hardly a release helps, and full descents of 100,000 ops would take 4 s
- * each for the last 0.1 % of the budget.
+ * @enough_bytes, or until @end_ns. Each search may make a third of the moves that earlier ones left. Descents may do
+ * half as much work from one halving to the next: near the floor hardly a release helps, and full descents of 100,000
+ * ops would take 4 s each for the last 0.1 % of the budget.
  */
-static int min_lower(struct graph_planning *planning, uint64_t enough_bytes)
+static int min_lower(struct graph_planning *planning, uint64_t enough_bytes, int64_t end_ns)
 {
-  const int64_t end_ns = deadline_of(planning, 1.0 / MIN_SHARE);
   uint64_t peak = planning->info.unconstrained_bytes;
   const uint64_t floor = planning->info.floor_bytes;
   uint64_t step = (peak - floor) / 2;
@@ -244,6 +218,8 @@ static int min_lower(struct graph_planning *planning, uint64_t enough_bytes)
   int status = 0;
   for (int round = 0; round < MIN_ROUNDS && step > peak / MIN_STEPS && peak > enough_bytes && !status; round++) {
     const int64_t now_ns = lade_now_ns(), part_ns = end_ns == INT64_MAX ? 0 : LADE_MAX(end_ns - now_ns, 0) / 3;
+    if (now_ns >= end_ns)
+      break;
     const struct smaller_params smaller = {.budget_bytes = peak - step, .n_moves = LADE_MAX(moves / 3, 1),
                                            .descent_effort = effort,
                                            .deadline_ns = part_ns ? now_ns + part_ns : end_ns};
@@ -263,7 +239,7 @@ static struct remat_search_params search_params(const struct graph_planning *pla
 {
   const int64_t deadline_ns = deadline_of(planning, share);
   return (struct remat_search_params){.problem = &planning->problem,
-                                      .limit_bytes = limit_of(&planning->problem, budget_bytes),
+                                      .limit_bytes = graph_planning_limit(&planning->problem, budget_bytes),
                                       .n_moves = n_moves, .fit_moves = n_moves, .deadline_ns = deadline_ns,
                                       .fit_deadline_ns = deadline_ns, .seed = planning->params.seed,
                                       .descent_effort = 1};
@@ -276,7 +252,7 @@ static int alone_search(struct graph_planning *planning, uint64_t budget_bytes, 
   struct remat_search_params params = search_params(planning, budget_bytes, moves, 1);
   if (planning->info.min_budget_bytes <= budget_bytes) {
     params.fit_moves = moves / 4;
-    params.fit_deadline_ns = deadline_of(planning, 0.4);
+    params.fit_deadline_ns = deadline_of(planning, FIT_SHARE);
   }
   params.tries_chain = true;
   return remat_search(&params, choices);
@@ -334,13 +310,13 @@ static int part_begin(const struct graph_planning *planning, enum planning_ways 
                       double share, struct graph_planning *part)
 {
   *part = (struct graph_planning){.graph = planning->graph, .params = planning->params, .error = planning->error,
-                                  .start_ns = lade_now_ns(), .ways = ways};
+                                  .best_ns = INFINITY, .start_ns = lade_now_ns(), .ways = ways};
   part->params.budget_bytes = budget_bytes;
   if (part->params.time_limit_ns)
     part->params.time_limit_ns = LADE_MAX(deadline_of(planning, share) - part->start_ns, 1);
   if (ways == WAYS_HOMES)
     part->params.host_budget_bytes = part->params.store_budget_bytes = 0;
-  const enum lade_space tier = ways == WAYS_RECOMPUTE ? LADE_DEVICE : tier_get(&part->params);
+  const enum lade_space tier = ways == WAYS_RECOMPUTE ? LADE_DEVICE : graph_planning_tier(&part->params);
   int status = remat_problem_init(&part->problem, planning->graph, tier);
   for (int op = 0; op < part->problem.n_ops && !status && ways == WAYS_TRANSFERS; op++)
     part->problem.ops[op].redo_until = -1;
@@ -354,8 +330,6 @@ static int part_choices_get(const struct graph_planning *planning, const struct 
   return part->ways == WAYS_TRANSFERS ? choices_copy(to, from) : choices_widen(planning, &part->problem, from, to);
 }
 
-static int plan_search(struct graph_planning *planning, uint64_t budget_bytes);
-
 /*
  * Plan by one way alone, with the effort of such a plan. So a plan by all ways is not slower. @choices become those of
  * the problem of all ways. -ENOSPC: nothing was found.
@@ -365,87 +339,96 @@ static int part_plan(const struct graph_planning *planning, enum planning_ways w
 {
   struct graph_planning part;
   int status = part_begin(planning, ways, budget_bytes, share, &part);
+  if (!status && ways == WAYS_TRANSFERS) {
+    part.info = planning->moved_info;
+    status = choices_copy(&part.smallest, &planning->moved);
+  }
   if (!status)
-    status = plan_search(&part, budget_bytes);
+    status = graph_planning_search(&part, budget_bytes);
   if (!status)
     status = part_choices_get(planning, &part, &part.choices, choices);
-  planning_finish(&part);
+  graph_planning_finish(&part);
   return status;
 }
 
-/* Let @choices be the plan if they fit the budget in less time than *@best_ns, which they then have. -ENOMEM. */
-static int choices_take(struct graph_planning *planning, uint64_t budget_bytes, const struct remat_choices *choices,
-                        double *best_ns)
+/* Let the plan hold everything, as it does before any is found. */
+static void choices_clear(struct graph_planning *planning)
+{
+  planning->choices.list.n = planning->choices.waiting.n = 0;
+  planning->choices.is_saved = false;
+  planning->best_ns = INFINITY;
+}
+
+/* Let @choices be the plan if they fit the budget in less time than the present ones. -ENOMEM. */
+static int choices_take(struct graph_planning *planning, uint64_t budget_bytes, const struct remat_choices *choices)
 {
   struct remat_schedule schedule;
-  int status = remat_schedule_load(&schedule, &planning->problem, limit_of(&planning->problem, budget_bytes), choices);
+  int status = remat_schedule_load(&schedule, &planning->problem,
+                                   graph_planning_limit(&planning->problem, budget_bytes), choices);
   if (status)
     return status;
   const double ns = list_time_get(&planning->links, &schedule);
-  bool is_better = !schedule.is_broken && remat_over(&schedule) == 0 && ns < *best_ns;
+  bool is_better = !schedule.is_broken && remat_over(&schedule) == 0 && ns < planning->best_ns;
   remat_schedule_finish(&schedule);
   if (!is_better)
     return 0;
-  *best_ns = ns;
+  planning->best_ns = ns;
   return choices_copy(&planning->choices, choices);
 }
 
-/* Search with the tiers in one of three ways, and let the result be the plan if it is better than *@best_ns. */
-static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_search_params params,
-                        double *best_ns)
+/* Search with the tiers in one of three ways, and let the result be the plan if it is the best. */
+static int tiers_search(struct graph_planning *planning, uint64_t budget_bytes, struct remat_search_params params)
 {
   struct remat_choices choices = {0};
   tiers_allow(planning, &params);
   int status = remat_search(&params, &choices);
   if (!status)
-    status = choices_take(planning, budget_bytes, &choices, best_ns);
+    status = choices_take(planning, budget_bytes, &choices);
   remat_choices_free(&choices);
   return status == -ENOSPC ? 0 : status;
 }
 
 /* Let the better one of a descent with both ways and one by transfers alone be the plan; both take little time. */
-static int descents_take(struct graph_planning *planning, uint64_t budget_bytes, double *best_ns)
+static int descents_take(struct graph_planning *planning, uint64_t budget_bytes)
 {
-  struct remat_search_params params = search_params(planning, budget_bytes, 0, 0.5);
-  int status = tiers_search(planning, budget_bytes, params, best_ns);
+  struct remat_search_params params = search_params(planning, budget_bytes, 0, DESCENTS_SHARE);
+  int status = tiers_search(planning, budget_bytes, params);
   params.is_offload = true;
-  return status ? status : tiers_search(planning, budget_bytes, params, best_ns);
+  return status ? status : tiers_search(planning, budget_bytes, params);
 }
 
-/* Bound the time of every step within the budget from below. @known_ns: the time of one; 0: none is known. */
-static int bound_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t known_ns)
+int graph_planning_bound(struct graph_planning *planning, uint64_t budget_bytes, int64_t known_ns)
 {
   struct remat_search_params tiers = {.problem = &planning->problem};
   tiers_allow(planning, &tiers);
   struct remat_bound_params params = {.problem = &planning->problem,
-                                      .limit_bytes = limit_of(&planning->problem, budget_bytes),
+                                      .limit_bytes = graph_planning_limit(&planning->problem, budget_bytes),
                                       .links = tiers.links, .known_ns = known_ns};
   for (int tier = LADE_HOST; tier <= LADE_STORE; tier++)
     params.may_wait[tier] = remat_may_wait(&tiers, (enum lade_space)tier);
   return remat_bound_find(&params, &planning->info.bound_ns);
 }
 
-/* Set *@is_proved if the bound shows that no step within the budget is faster than one of @best_ns. */
-static int proof_find(struct graph_planning *planning, uint64_t budget_bytes, double best_ns, bool *is_proved)
+/* Set *@is_proved if the bound shows that no step within the budget is faster than the plan. */
+static int proof_find(struct graph_planning *planning, uint64_t budget_bytes, bool *is_proved)
 {
   int status = 0;
-  if (!isinf(best_ns))
-    status = bound_find(planning, budget_bytes, (int64_t)best_ns);
-  *is_proved = !status && best_ns <= (double)planning->info.bound_ns;
+  if (!isinf(planning->best_ns))
+    status = graph_planning_bound(planning, budget_bytes, (int64_t)planning->best_ns);
+  *is_proved = !status && planning->best_ns <= (double)planning->info.bound_ns;
   return status;
 }
 
 /*
- * Let the best plan by one way be the plan if it is better than *@best_ns. It may also be the smallest schedule, since
- * a plan by recompute alone states its own peak if that is below the smallest budget. -ENOMEM.
+ * Let the best plan by one way be the plan if it is the best. It may also be the smallest schedule, since a plan by
+ * recompute alone states its own peak if that is below the smallest budget. -ENOMEM.
  */
-static int part_take(struct graph_planning *planning, enum planning_ways ways, uint64_t budget_bytes, double share,
-                     double *best_ns)
+static int part_take(struct graph_planning *planning, enum planning_ways ways, uint64_t budget_bytes, double share)
 {
   struct remat_choices choices = {0};
   int status = part_plan(planning, ways, budget_bytes, share, &choices);
   if (!status)
-    status = choices_take(planning, budget_bytes, &choices, best_ns);
+    status = choices_take(planning, budget_bytes, &choices);
   if (!status)
     status = smallest_take(planning, &choices);
   remat_choices_free(&choices);
@@ -459,6 +442,16 @@ static bool is_near_min(uint64_t budget_bytes, uint64_t alone_min_bytes)
 }
 
 /*
+ * True if recompute alone comes first: within a limit of time a long graph may have none left for it behind the search
+ * for the smallest budget, and what recompute alone fits has to be found with tiers, too.
+ */
+static bool is_alone_first(const struct graph_planning *planning)
+{
+  return planning->params.time_limit_ns && planning->params.budget_bytes != LADE_GRAPH_BUDGET_MIN &&
+         planning->ways == WAYS_ALL && has_tiers(planning) && has_redos(planning);
+}
+
+/*
  * Plan with other tiers. Candidates are descents, the plans by recompute alone and by transfers alone, and the smallest
  * schedule. The search goes on from the best of them, and its gets are placed once more. If a descent takes no longer
  * than the bound, it is the plan, and recompute alone is only looked at for a smaller schedule. If no op may run again,
@@ -468,29 +461,27 @@ static bool is_near_min(uint64_t budget_bytes, uint64_t alone_min_bytes)
 static int mixed_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   const int64_t moves = moves_of(planning) - moves_of(planning) / MIN_SHARE;
-  double best_ns = INFINITY;
-  bool has_guests = tier_get(&planning->params) != LADE_DEVICE, is_short = planning->graph->ops.n <= SHORT_OPS_MAX;
-  bool has_both = has_guests && has_homes(planning->graph) && is_short;
-  const enum planning_ways alone = has_both ? WAYS_HOMES : WAYS_RECOMPUTE;
-  planning->choices.is_saved = false;
+  bool has_guests = graph_planning_tier(&planning->params) != LADE_DEVICE;
+  bool has_both = has_guests && has_homes(planning->graph) && planning->graph->ops.n <= SHORT_OPS_MAX;
+  bool is_alone_due = has_redos(planning) && !is_alone_first(planning);
   bool is_proved = false;
-  int status = descents_take(planning, budget_bytes, &best_ns);
+  int status = descents_take(planning, budget_bytes);
   if (!status)
-    status = proof_find(planning, budget_bytes, best_ns, &is_proved);
-  if (!status && is_proved && has_redos(planning) && is_near_min(budget_bytes, planning->alone_min_bytes))
-    return part_take(planning, WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE, &best_ns);
-  if (is_proved)
+    status = proof_find(planning, budget_bytes, &is_proved);
+  if (!status && is_proved && is_alone_due && is_near_min(budget_bytes, planning->alone_min_bytes))
+    return part_take(planning, WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE);
+  if (status || is_proved)
     return status;
-  if (!status && (has_redos(planning) || alone == WAYS_HOMES))
-    status = part_take(planning, alone, budget_bytes, ALONE_SHARE, &best_ns);
+  if (has_both || is_alone_due)
+    status = part_take(planning, has_both ? WAYS_HOMES : WAYS_RECOMPUTE, budget_bytes, ALONE_SHARE);
   if (!status && has_redos(planning))
-    status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE, &best_ns);
+    status = part_take(planning, WAYS_TRANSFERS, budget_bytes, MOVING_SHARE);
   struct remat_search_params params = search_params(planning, budget_bytes, moves / 2, MOVING_SHARE);
   params.is_offload = true;
   if (!status && !has_redos(planning))
-    status = tiers_search(planning, budget_bytes, params, &best_ns);
+    status = tiers_search(planning, budget_bytes, params);
   if (!status)
-    status = choices_take(planning, budget_bytes, &planning->smallest, &best_ns);
+    status = choices_take(planning, budget_bytes, &planning->smallest);
   if (status)
     return status;
   params = search_params(planning, budget_bytes, moves - moves / 2, 1);
@@ -528,8 +519,7 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
   uint64_t peak = 0;
   if (budget_bytes >= min || budget_bytes < planning->info.floor_bytes || budget_bytes < min - min / AGAIN_MIN)
     return -ENOSPC;
-  planning->choices.list.n = planning->choices.waiting.n = 0;
-  planning->choices.is_saved = false;
+  choices_clear(planning);
   int status = budget_search(planning, min);
   if (!status)
     status = remat_choices_peak(&planning->problem, &planning->choices, &peak);
@@ -538,22 +528,28 @@ static int smallest_search(struct graph_planning *planning, uint64_t budget_byte
 
 static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes);
 
-/* Take the smallest schedule that is found by one way, if it is smaller. -ENOMEM. */
-static int min_part_take(struct graph_planning *planning, enum planning_ways ways)
+/* Take the smallest schedule that is found by one way until @share of a limit of time, if it is smaller. -ENOMEM. */
+static int min_part_take(struct graph_planning *planning, enum planning_ways ways, double share)
 {
   struct graph_planning part;
   struct remat_choices choices = {0};
-  int status = part_begin(planning, ways, LADE_GRAPH_BUDGET_MIN, 1.0 / MIN_SHARE, &part);
+  if (lade_now_ns() >= deadline_of(planning, share))
+    return 0;
+  int status = part_begin(planning, ways, LADE_GRAPH_BUDGET_MIN, share, &part);
   if (!status)
     status = smallest_find(&part, 0);
   if (!status && ways == WAYS_RECOMPUTE)
     planning->alone_min_bytes = part.info.min_budget_bytes;
+  if (!status && ways == WAYS_TRANSFERS) {
+    planning->moved_info = part.info;
+    status = choices_copy(&planning->moved, &part.smallest);
+  }
   if (!status)
     status = part_choices_get(planning, &part, &part.smallest, &choices);
   if (!status)
     status = smallest_take(planning, &choices);
   remat_choices_free(&choices);
-  planning_finish(&part);
+  graph_planning_finish(&part);
   return status;
 }
 
@@ -563,15 +559,25 @@ static int min_part_take(struct graph_planning *planning, enum planning_ways way
  */
 static int min_parts_take(struct graph_planning *planning)
 {
-  int status = min_part_take(planning, WAYS_RECOMPUTE);
+  int status = min_part_take(planning, WAYS_RECOMPUTE, SMALLEST_SHARE);
   if (!status)
-    status = min_part_take(planning, WAYS_TRANSFERS);
+    status = min_part_take(planning, WAYS_TRANSFERS, SMALLEST_SHARE);
   bool is_asked = planning->params.budget_bytes == LADE_GRAPH_BUDGET_MIN &&
                   is_near_min(planning->alone_min_bytes, planning->info.min_budget_bytes);
   if (status || !is_asked)
     return status;
-  double best_ns = 0; /* the plan itself follows later */
-  return part_take(planning, WAYS_RECOMPUTE, planning->alone_min_bytes, 1.0 / MIN_SHARE, &best_ns);
+  status = part_take(planning, WAYS_RECOMPUTE, planning->alone_min_bytes, SMALLEST_SHARE);
+  choices_clear(planning); /* the plan itself follows later */
+  return status;
+}
+
+/* Return when the search for the smallest budget by all ways of @planning ends. */
+static int64_t min_deadline(const struct graph_planning *planning)
+{
+  const int64_t end_ns = deadline_of(planning, SMALLEST_SHARE), now_ns = lade_now_ns();
+  if (!has_tiers(planning))
+    return deadline_of(planning, 1.0 / MIN_SHARE);
+  return end_ns == INT64_MAX ? INT64_MAX : now_ns + LADE_MAX(end_ns - now_ns, 0) / 2;
 }
 
 /*
@@ -581,11 +587,12 @@ static int min_parts_take(struct graph_planning *planning)
 static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
+  const struct remat_choices everything = {.is_saved = false};
   info->floor_bytes = planning->problem.floor_bytes;
   info->base_ns = planning->problem.base_ns;
-  int status = remat_choices_peak(&planning->problem, &planning->choices, &info->unconstrained_bytes);
+  int status = remat_choices_peak(&planning->problem, &everything, &info->unconstrained_bytes);
   if (!status)
-    status = min_lower(planning, enough_bytes);
+    status = min_lower(planning, enough_bytes, min_deadline(planning));
   if (status)
     return status;
   const uint64_t gain_bytes = info->min_budget_bytes - info->floor_bytes;
@@ -594,182 +601,22 @@ static int smallest_find(struct graph_planning *planning, uint64_t enough_bytes)
   return is_floor || !has_tiers(planning) || !has_redos(planning) ? 0 : min_parts_take(planning);
 }
 
-/* Find the smallest budget, and then choices within @budget_bytes; without the list. -ENOSPC: none were found. */
-static int plan_search(struct graph_planning *planning, uint64_t budget_bytes)
+int graph_planning_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
   struct lade_graph_plan_info *info = &planning->info;
-  bool is_min = budget_bytes == LADE_GRAPH_BUDGET_MIN;
-  int status = smallest_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
+  bool is_min = budget_bytes == LADE_GRAPH_BUDGET_MIN, is_known = info->min_budget_bytes > 0;
+  int status = is_alone_first(planning) ? part_take(planning, WAYS_RECOMPUTE, budget_bytes, FIRST_SHARE) : 0;
+  if (!status && !is_known)
+    status = smallest_find(planning, planning->ways == WAYS_RECOMPUTE ? budget_bytes : 0);
+  if (!status && !isinf(planning->best_ns))
+    status = smallest_take(planning, &planning->choices);
   if (status)
     return status;
   do { /* a plan by recompute alone may lower the smallest budget, which then is planned for */
+    if (is_min)
+      choices_clear(planning);
     budget_bytes = is_min ? info->min_budget_bytes : budget_bytes;
     status = budget_bytes < info->floor_bytes ? -ENOSPC : budget_search(planning, budget_bytes);
   } while (is_min && !status && info->min_budget_bytes < budget_bytes);
   return status == -ENOSPC ? smallest_search(planning, budget_bytes) : status;
-}
-
-/* Make the list of the schedule that was found, replay it, and fill in its figures. */
-static int list_make(struct graph_planning *planning, uint64_t budget_bytes)
-{
-  struct lade_graph_plan_info *info = &planning->info;
-  struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
-  struct remat_schedule schedule;
-  int status = remat_schedule_load(&schedule, &planning->problem, limit_of(&planning->problem, budget_bytes),
-                                   &planning->choices);
-  if (status)
-    return status;
-  info->predicted_step_ns = (int64_t)list_time_get(&planning->links, &schedule);
-  status = remat_emit(&schedule, &planning->list);
-  remat_schedule_finish(&schedule);
-  if (!status)
-    status = lade_graph_replay(planning->graph, planning->list.instrs.items, planning->list.instrs.n, planning->error,
-                               &totals);
-  if (status)
-    return status;
-  info->planned_peak_bytes = totals.peak_bytes;
-  info->compute_ns = totals.compute_ns;
-  info->host_bytes = totals.host_peak_bytes;
-  info->store_bytes = totals.store_peak_bytes;
-  info->n_redone = totals.n_redone;
-  info->moved_bytes = totals.moved_bytes;
-  return 0;
-}
-
-static int refuse(struct graph_planning *planning, uint64_t budget_bytes)
-{
-  char budget[LADE_SIZE_TEXT], min[LADE_SIZE_TEXT];
-  planning->info.planned_peak_bytes = planning->info.min_budget_bytes;
-  return lade_error_set(planning->error, -ENOSPC,
-                        "no plan of this graph within %s was found; the smallest one takes %s",
-                        lade_size_exact(budget_bytes, budget),
-                        lade_size_exact(planning->info.min_budget_bytes, min));
-}
-
-static int plan_run(struct graph_planning *planning)
-{
-  struct lade_graph_plan_info *info = &planning->info;
-  uint64_t budget_bytes = planning->params.budget_bytes;
-  int status = plan_search(planning, budget_bytes);
-  if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
-    budget_bytes = info->min_budget_bytes;
-  if (!status)
-    status = list_make(planning, budget_bytes);
-  if (!status)
-    info->min_budget_bytes = LADE_MIN(info->min_budget_bytes, info->planned_peak_bytes);
-  if (status && status != -ENOSPC)
-    return status;
-  const int bound_status = bound_find(planning, budget_bytes, info->predicted_step_ns);
-  return bound_status ? bound_status : status ? refuse(planning, budget_bytes) : 0;
-}
-
-/* ---- the public face ---- */
-
-/* Refuse a given storage on a tier to which there is no path. */
-static int rests_check(const struct graph_planning *planning)
-{
-  const struct lade_graph_plan_params *params = &planning->params;
-  for (int s = 0; s < planning->graph->storages.n; s++) {
-    const struct graph_storage *storage = &planning->graph->storages.items[s];
-    bool has_host = params->to_host.bytes_per_s > 0 && params->from_host.bytes_per_s > 0;
-    bool has_store = params->to_store.bytes_per_s > 0 && params->from_store.bytes_per_s > 0;
-    if ((storage->tier == LADE_HOST && !has_host) || (storage->tier == LADE_STORE && !has_store))
-      return lade_error_set(planning->error, -EINVAL,
-                            "storage %d \"%s\" lives on the %s between steps: give the rates of the paths there", s,
-                            lade_echo(graph_name(planning->graph, storage->name)).text,
-                            lade_space_name((enum lade_space)storage->tier));
-  }
-  return 0;
-}
-
-/* Return the most time that a step's transfers over @path take: each storage before its uses, and after the last. */
-static double moves_max_ns(const lade_graph *graph, const struct lade_graph_path *path)
-{
-  double ns = 0;
-  for (int s = 0; s < graph->storages.n && path->bytes_per_s > 0; s++) {
-    const int n_uses = graph_uses_end(graph, s) - graph->storages.items[s].first_use;
-    ns += (n_uses + 1) * list_time_move(path, graph->storages.items[s].bytes);
-  }
-  return ns;
-}
-
-/* Refuse parameters out of range, and paths so slow that a step's time may not fit 63 bits. */
-static int params_check(const lade_graph *graph, const struct lade_graph_plan_params *params, struct lade_error *error)
-{
-  const struct lade_graph_path *paths[] = {&params->to_host, &params->from_host, &params->to_store,
-                                           &params->from_store};
-  for (size_t i = 0; i < LADE_COUNT(paths); i++) {
-    if (!(paths[i]->bytes_per_s >= 0 && paths[i]->bytes_per_s <= 1e18) || paths[i]->latency_ns < 0 ||
-        paths[i]->latency_ns > LADE_GRAPH_NS_MAX)
-      return lade_error_set(error, -EINVAL, "a path has %g bytes/s and a latency of %lld ns: expected 0 to 1e18, and 0 "
-                            "to 2^50", paths[i]->bytes_per_s, (long long)paths[i]->latency_ns);
-    const double ns = moves_max_ns(graph, paths[i]);
-    if (ns > (double)LADE_GRAPH_NS_MAX)
-      return lade_error_set(error, -EINVAL, "a path of %g bytes/s and a latency of %lld ns may take %.3g ns for the "
-                            "transfers of a step: expected at most 2^50", paths[i]->bytes_per_s,
-                            (long long)paths[i]->latency_ns, ns);
-  }
-  if (params->iterations < 0 || params->time_limit_ns < 0)
-    return lade_error_set(error, -EINVAL, "iterations are %lld and time_limit_ns is %lld: expected 0 or more",
-                          (long long)params->iterations, (long long)params->time_limit_ns);
-  return 0;
-}
-
-/* Fill @planning's info, and make the plan. */
-static int plan_make(struct graph_planning *planning, struct lade_graph_plan **ret_plan)
-{
-  int status = remat_problem_init(&planning->problem, planning->graph, tier_get(&planning->params));
-  if (!status)
-    status = list_time_init(&planning->links, &planning->problem, &planning->params);
-  if (!status)
-    status = plan_run(planning);
-  planning->info.seconds = (double)(lade_now_ns() - planning->start_ns) / 1e9;
-  if (status == -ENOMEM)
-    return lade_error_set(planning->error, status, "out of memory planning a graph of %d ops", planning->graph->ops.n);
-  if (status)
-    return status;
-  struct lade_graph_plan *plan = calloc(1, sizeof(*plan));
-  if (!plan)
-    return lade_error_set(planning->error, -ENOMEM, "out of memory for the plan");
-  plan->list = planning->list;
-  planning->list = (struct remat_list){0};
-  *ret_plan = plan;
-  return 0;
-}
-
-int lade_graph_plan_find(const lade_graph *graph, const struct lade_graph_plan_params *params,
-                         struct lade_error *error, struct lade_graph_plan_info *ret_info, lade_graph_plan **ret_plan)
-{
-  struct graph_planning planning = {.graph = graph, .error = error, .start_ns = lade_now_ns()};
-  if (!graph || !graph->is_closed || !params || !ret_plan)
-    return lade_error_set(error, -EINVAL, "planning needs a closed graph, parameters and room for the plan");
-  int status = lade_struct_read("lade_graph_plan_params", params, &planning.params, sizeof(planning.params), error);
-  if (!status && ret_info)
-    status = lade_struct_check("lade_graph_plan_info", ret_info, error);
-  if (!status)
-    status = params_check(graph, &planning.params, error);
-  if (!status)
-    status = rests_check(&planning);
-  if (status)
-    return status;
-  status = plan_make(&planning, ret_plan);
-  if (ret_info && (!status || status == -ENOSPC))
-    lade_struct_fill("lade_graph_plan_info", ret_info, &planning.info, sizeof(planning.info), NULL);
-  planning_finish(&planning);
-  return status;
-}
-
-void lade_graph_plan_destroy(lade_graph_plan *plan)
-{
-  if (!plan)
-    return;
-  LADE_ARRAY_FREE(&plan->list.instrs);
-  free(plan);
-}
-
-const struct lade_graph_instr *lade_graph_plan_instrs(const lade_graph_plan *plan, int *ret_n_instrs)
-{
-  if (ret_n_instrs)
-    *ret_n_instrs = plan ? plan->list.instrs.n : 0;
-  return plan ? plan->list.instrs.items : NULL;
 }
