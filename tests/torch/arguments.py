@@ -447,8 +447,29 @@ def calls_share_memory_in_other_ways():
         assert lade.torch.measure(call, *args)["peak_bytes"] == call.report()["planned_peak_bytes"], arguments_of.__name__
 
 
+def parts_of_a_step_share_memory_with_constants():
+    """A part that answers a question about computed values moves the memory that the batch has with a constant once."""
+    found = []
+    for is_planned in (False, True):
+        torch.manual_seed(0)
+        kept = torch.randn(512, 64)
+        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+        def loss_of(model, x):
+            of_both = (model(kept) * kept).mean() + (x * x).mean()
+            out = model(x).relu() + of_both + (kept * kept).mean()
+            return out[out.sum(1) > out.sum(1).mean()].square().mean() + of_both + (x * x).mean() + (kept * kept).mean()
+        train, optimizer = trained(model, loss_of)
+        call = lade.torch.step(train, model, optimizer, "min", host="64MiB", audit=False) if is_planned else train
+        batches = kept[:256], torch.randn(256, 64), kept[256:]
+        with mock.patch.object(lade.torch.train_step, "PLAN_SECONDS", (0.05, 0.05)):
+            found.append([call(x).item() for x in batches] + [lade.torch.digest(model, optimizer), kept.sum().item()])
+    assert found[0] == found[1], found
+
+
 for case in (audits_restore_tensors_of_places, memory_that_cannot_be_emptied_stays_its_owners,
-             parameters_that_processes_share_stay_shared, calls_share_memory_in_other_ways, steps_move_containers,
+             parameters_that_processes_share_stay_shared, calls_share_memory_in_other_ways,
+             parts_of_a_step_share_memory_with_constants, steps_move_containers,
              deques_are_held, containers_are_given_twice, audits_restore_containers, objects_of_any_class,
              parameters_in_attributes_are_the_models):
     case()

@@ -725,6 +725,7 @@ def _part(result, branches, reals):
         if tensor is None:  # state that no step has made yet
             graph.erase_node(node)
         else:
+            node.meta["lade_real"] = tensor
             inputs.append(given)
             tensors.append(tensor)
     part = Trace(_PartModule(get_proxy_mode().tracer.root, graph), result.given, inputs, result.fakes)
