@@ -11,9 +11,9 @@ import time
 import types
 from unittest import mock
 
-import numpy
-
 from fixture import F, SEED, lade, nn, refused, torch
+
+import numpy
 
 
 def data(i):
