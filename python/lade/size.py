@@ -16,7 +16,8 @@ def size_bytes(size):
     if not match or (match[3] and not match[2]):
         raise ValueError(f"{size!r} is no size: expected bytes, or a text such as \"8GiB\" or \"512MB\"")
     base = 1024 if match[3] or not match[4] else 1000
-    return int(float(match[1]) * base ** _POWER[match[2].lower()])
+    number = float(match[1]) if "." in match[1] else int(match[1])
+    return int(number * base ** _POWER[match[2].lower()])
 
 
 def budget_bytes(budget, whole_bytes):
@@ -30,7 +31,7 @@ def budget_bytes(budget, whole_bytes):
             share = 0
         if not 0 < share <= 1000:
             raise ValueError(f"{budget!r} is no budget: expected a percentage above 0")
-        return int(whole_bytes * share / 100)
+        return whole_bytes if share == 100 else int(whole_bytes * share / 100)
     try:
         return size_bytes(budget)
     except ValueError:

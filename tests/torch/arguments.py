@@ -7,6 +7,7 @@ Usage: arguments.py LIBLADE
 import collections
 import copy
 import dataclasses
+import signal
 import time
 import types
 from unittest import mock
@@ -447,6 +448,82 @@ def calls_share_memory_in_other_ways():
         assert lade.torch.measure(call, *args)["peak_bytes"] == call.report()["planned_peak_bytes"], arguments_of.__name__
 
 
+def tensors_over_one_array():
+    """Those that the step reads are right with a copy each. To write one is refused, because the other would not see it."""
+    array = numpy.random.RandomState(0).rand(256, 128).astype(numpy.float32)
+    left, right = torch.from_numpy(array[:, :64]), torch.from_numpy(array[:, 64:])
+
+    def loss_of(model, x, y):
+        return (model(x) - y).square().mean() + (model(y) * x).mean()
+
+    def written_of(model, x, y):
+        out = model(x)
+        loss = (out - y).square().mean()
+        y.add_(out.detach())
+        return loss
+    for wanted, batches in ((loss_of, ((left, right), (torch.rand(256, 64), right), (left, right))), (written_of, ((left, right),))):
+        found = []
+        for is_planned in (False, True):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+            train, optimizer = trained(model, wanted)
+            call = lade.torch.step(train, model, optimizer, "min", host="64MiB", audit=False) if is_planned else train
+            if wanted is written_of and is_planned:
+                before = array.tobytes(), lade.torch.digest(model, optimizer)
+                refused(lade.CannotCapture, lambda: call(left, right), "writes an array", "one tensor")
+                assert (array.tobytes(), lade.torch.digest(model, optimizer)) == before
+            else:
+                found.append(([call(*batch).item() for batch in batches], lade.torch.digest(model, optimizer)))
+        assert wanted is written_of or found[0] == found[1], found
+
+
+def faults_of_copies_lose_nothing():
+    """No memory for a copy, and Ctrl-C in each: parameters are parked as before, arrays keep their tensors, the next step is right."""
+    found, clone, copy_ = [], torch.UntypedStorage.clone, torch.UntypedStorage.copy_
+    for is_planned in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+        arrays = [numpy.full((256, 64), i + 1.0, numpy.float32) for i in range(3)]
+        given = [torch.from_numpy(array) for array in arrays]
+
+        def loss_of(model, x, y, z):
+            out = model(x)
+            loss = (out - y).square().mean() + (out - z).square().mean()
+            y.add_(out.detach())
+            z.sub_(out.detach())
+            return loss
+        train, optimizer = trained(model, loss_of)
+        call = lade.torch.step(train, model, optimizer, "min", host="64MiB", audit=False) if is_planned else train
+        losses, calls = [call(*given).item()], []
+        assert not is_planned or len(call.last.planned.put_inputs) > 2 and call.parked
+
+        def failing(storage):
+            calls.append(storage)
+            if len(calls) == 2:
+                raise MemoryError("no memory")
+            return clone(storage)
+
+        def interrupted(storage, source):
+            calls.append(storage)
+            if len(calls) == 2:
+                signal.raise_signal(signal.SIGINT)
+            return copy_(storage, source)
+        if is_planned:
+            with mock.patch.object(torch.UntypedStorage, "clone", failing):
+                refused(MemoryError, lambda: call(*given), "no memory")
+            assert call.parked and call.broken is None
+            calls.clear()
+            with mock.patch.object(torch.UntypedStorage, "copy_", interrupted):
+                refused(KeyboardInterrupt, lambda: call(*given))  # the step has ended
+            assert len(calls) >= 2
+        else:
+            call(*given)
+        assert [t.data_ptr() for t in given] == [a.ctypes.data for a in arrays]
+        losses += [call(*given).item()]
+        found.append((losses, [a.tobytes() for a in arrays], lade.torch.digest(model, optimizer)))
+    assert found[0] == found[1], [one[0] for one in found]
+
+
 def parts_of_a_step_share_memory_with_constants():
     """A part that answers a question about computed values moves the memory that the batch has with a constant once."""
     found = []
@@ -469,7 +546,8 @@ def parts_of_a_step_share_memory_with_constants():
 
 for case in (audits_restore_tensors_of_places, memory_that_cannot_be_emptied_stays_its_owners,
              parameters_that_processes_share_stay_shared, calls_share_memory_in_other_ways,
-             parts_of_a_step_share_memory_with_constants, steps_move_containers,
+             parts_of_a_step_share_memory_with_constants, tensors_over_one_array, faults_of_copies_lose_nothing,
+             steps_move_containers,
              deques_are_held, containers_are_given_twice, audits_restore_containers, objects_of_any_class,
              parameters_in_attributes_are_the_models):
     case()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import DoesNotFit
 from . import generators
 from .interrupts import Interrupts, without_autocast
-from .planned import Planned
+from .planned import Planned, forget_batch
 from .running.runtime import Runtime
 from .tracing.branches import Otherwise
 
@@ -27,10 +27,13 @@ _LONG_SECONDS = 3.0, 3.0    # before a refusal, as the search for a whole step t
 def planned_part(step, part):
     """Return the plan of a part of a step. DoesNotFit after a long search."""
     wide = step.limits.smallest() if step.limits.is_share else step.limits
-    for limits in (step.limits, wide) if step.limits.is_share else (wide,):
-        with contextlib.suppress(DoesNotFit):
-            return Planned(part, step.pricer, limits, step.device, _SEARCH_SECONDS)
-    return Planned(part, step.pricer, wide, step.device, _LONG_SECONDS)
+    try:
+        for limits in (step.limits, wide) if step.limits.is_share else (wide,):
+            with contextlib.suppress(DoesNotFit):
+                return Planned(part, step.pricer, limits, step.device, _SEARCH_SECONDS)
+        return Planned(part, step.pricer, wide, step.device, _LONG_SECONDS)
+    finally:
+        forget_batch(part)
 
 
 class Answerer:
@@ -58,7 +61,8 @@ class Answerer:
             step.at_work.rest()
             step.at_work = None
         before, runtime = generators.states_of_step(step.device), Runtime(planned, step.store)
-        with planned.stand_ins(tensors), Interrupts() as interrupts:
+        with Interrupts() as interrupts:
+            stand_ins = planned.stand_ins(tensors).begin()
             try:
                 runtime.begin(None, tensors)
                 planned.function(runtime, *tensors)
@@ -69,6 +73,7 @@ class Answerer:
                 if lost is not None:
                     step.broken = f"{len(runtime.away)} storages cannot be fetched: {lost}"
                 runtime.undo()
+                stand_ins.end()
                 runtime.rest()
                 generators.set_states_of_step(step.device, before)
         interrupts.deliver()

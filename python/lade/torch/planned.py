@@ -104,6 +104,12 @@ def graph_of(values, name_of, can_redo=True):
     return graph
 
 
+def forget_batch(trace):
+    """Drop the tensors of the call that was captured: a plan keeps no batch."""
+    for node in trace.gm.graph.nodes:
+        node.meta.pop("lade_real", None)
+
+
 class Planned:
     """A plan that fits, ready to run. DoesNotFit before anything of the user's was changed."""
 
@@ -121,7 +127,9 @@ class Planned:
             self._settle_ops(self.run_bounded())
         self._set_parts()
         for node in trace.gm.graph.nodes:
-            node.meta.pop("lade_reals", None)  # a plan keeps no batch
+            node.meta.pop("lade_reals", None)
+        if not trace.is_cut:  # planned_part() may make several plans
+            forget_batch(trace)
         self.price_seconds = time.perf_counter() - start
         start = time.perf_counter()
         self.names = names_of(self.values, trace)
@@ -197,7 +205,7 @@ class Planned:
             self.floor_bytes = self.graph.bounds()[1]
 
     def _unparkable(self):
-        """Return the storages of parameters and state that stay on the device: their class has no parked one (parked.py),
+        """Return the storages of parameters and state that stay on the device: parked.py has no class for theirs,
         processes share them, or the step returns a view of them.
 
         State that does not exist yet is taken to have its parameter's class.
@@ -340,7 +348,9 @@ class Planned:
         return reports.ledger(self)
 
     def stand_ins(self, tensors):
-        """Return a context in which the storages that the plan puts elsewhere can be emptied. @tensors: the given ones."""
+        """Return the copies that serve in a step for @tensors, the given ones. All that the plan puts elsewhere can be emptied
+        then. Error if one cannot wait on a tier between steps any more.
+        """
         put = [(tensors[i], k) for i, k in self.put_inputs]
         kept = [(t, k) for t, k in put if k in self.weights and not stand_ins.is_shared(t)]
         stand_ins.keep([t for t, _ in kept])

@@ -384,10 +384,19 @@ class Step:
         if self.at_work not in (None, ready.runtime):
             self.sync()
             self.at_work.rest()  # plans of several shapes take the host's and the store's budget one at a time
-        self._unpark()
-        tensors = [t for _, _, t in planned.tensors(leaves)]
-        with planned.stand_ins(tensors) as stand_ins:
-            results = [t.detach() if t.requires_grad else t for t in self._execute(ready, tensors, meter)]  # views of parameters
+        self.interrupts = Interrupts()
+        with self.interrupts:
+            held = self._unpark()
+            try:
+                tensors = [t for _, _, t in planned.tensors(leaves)]
+                stand_ins = planned.stand_ins(tensors).begin()
+            except BaseException:
+                self._park(held)
+                raise
+            try:
+                results = [t.detach() if t.requires_grad else t for t in self._execute(ready, tensors, meter)]  # views of parameters
+            finally:
+                stand_ins.end()
         results = stand_ins.returned(results)
         plans = ready.plans()
         if plans is not None:
@@ -407,13 +416,12 @@ class Step:
             p.grad = None  # gradients that the step reads are in @tensors
         if not any(kind == "grad" for kind, *_ in planned.trace.inputs):
             grads = ()
-        self.interrupts = Interrupts()
         self.at_work, self.is_running, clock = runtime, True, _Clock(self.device)
         try:
             runtime.begin(meter, tensors)
             if meter:
                 self.measured["given_bytes"] = planned.given_bytes(tensors)
-            with self.interrupts, torch.no_grad(), without_autocast(), meter or contextlib.nullcontext():
+            with torch.no_grad(), without_autocast(), meter or contextlib.nullcontext():
                 results = planned.function(runtime, *tensors)
         except BaseException as fault:
             for p, grad in grads:

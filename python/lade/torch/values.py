@@ -83,11 +83,13 @@ class Values:
         self.constants = {}     # get_attr node -> real tensor
         self.union, self.storage_of_key, self.storages = _Union(), {}, []
         self.ops, self.inputs = [], []
+        self.foreign = []       # (first address, end, value) of given tensors over memory that is not torch's
         for node in self.nodes:
             self._visit(node)
         if len(self.inputs) != n_inputs:
             raise CannotCapture(f"the graph has {len(self.inputs)} inputs of {n_inputs}", "make_fx")
         self._number()
+        self._check_foreign()
 
     # values
 
@@ -108,7 +110,7 @@ class Values:
 
     def _visit(self, node):
         if node.op == "placeholder":
-            self._real(node, node.meta["val"], node.meta.pop("lade_real", None))
+            self._real(node, node.meta["val"], node.meta.get("lade_real"))
             self.inputs.append(node)
         elif node.op == "get_attr":
             self._constant(node)
@@ -145,6 +147,8 @@ class Values:
             if meta.untyped_storage().nbytes() < storage.nbytes():  # a tensor that the capture met is described without the rest
                 meta.untyped_storage().resize_(storage.nbytes())
             self.union.join(self._key((node, None)), ("real", storage._cdata))
+            if not storage.resizable():
+                self.foreign.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), (node, None)))
 
     def _call(self, node):
         target = node.target
@@ -230,6 +234,16 @@ class Values:
             op.writes = list(range(n, len(self.storages)))
             given = any(self.storages[k]["is_given"] for k in op.updates)
             op.is_once = op.is_once or given
+
+    def _check_foreign(self):
+        """Refuse a step that writes memory which several storages have, as those of slices of one array do."""
+        written, end, last = {k for op in self.ops for k in op.updates}, 0, None
+        for begin, own_end, storage in sorted((begin, end, self.storage(value)) for begin, end, value in self.foreign):
+            if begin < end and storage != last and (storage in written or last in written):
+                raise CannotCapture("the step writes an array of which two tensors were made; make one tensor of it, and views of "
+                                    "that", "arguments")
+            if own_end > end:
+                end, last = own_end, storage
 
     def at_start(self):
         """Return the given storages that are on the device when a step begins."""

@@ -101,10 +101,10 @@ def fetch(*things):
 def memory_key(tensors, has_offsets, constants):
     """Return which of @tensors share a storage, the bytes of each storage, and with @has_offsets where each tensor begins.
 
-    A plan empties and fills whole storages, so it holds for tensors that are alike in this. Parked ones stay so. @constants:
+    A plan empties and fills whole storages, so it holds for tensors that are alike in this. Nothing is fetched. @constants:
     numbers below 0 of the storages of plans' constants, by their addresses.
     """
-    numbers, found = {}, []
+    numbers, found, foreign = {}, [], []
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in tensors:
             if tensor.layout is torch.strided:
@@ -113,6 +113,10 @@ def memory_key(tensors, has_offsets, constants):
                 found += numbers.setdefault(storage._cdata, constants.get(storage._cdata, len(numbers))), n_bytes
                 if has_offsets:
                     found.append(tensor.storage_offset())
+                if n_bytes and not storage.resizable():
+                    foreign.append((storage.data_ptr(), n_bytes, len(found)))
+    foreign.sort()
+    found += ((a[2], b[2]) for a, b in zip(foreign, foreign[1:]) if b[0] < a[0] + a[1])  # two over one array
     return tuple(found)
 
 

@@ -2,11 +2,11 @@
 """Storages that can be emptied, in place of storages that cannot.
 
 A plan empties the storages that it puts elsewhere. Storages over the memory of NumPy, of mapped files and of other
-processes cannot be emptied, and whoever shares that memory may write it before each step and read it after. So such a
-tensor gets a copy while a step runs. Behind the step it has its own storage again, with the bytes that the step wrote.
+processes cannot be emptied. Their owners may write that memory before each step and read it after. So such a tensor gets
+a copy while a step runs. After the step it has its own storage again, with the bytes that the step wrote.
 
-Parameters and the optimizer's state get their copy once, and keep it: a model's weights are often mapped from a file. Those
-that processes share are not among them.
+Parameters and the optimizer's state get their copy once, and keep it: a model's weights are often mapped from a file.
+Parameters in shared memory get one for each step, as arguments do.
 """
 import torch
 
@@ -27,22 +27,26 @@ def can_be_emptied(tensor):
 
 
 class StandIns:
-    """Copies of the storages of tensors; of those that share a storage there is one."""
+    """Copies of the storages of tensors; of those that share a storage there is one. They serve from begin() to end()."""
 
     def __init__(self, tensors, written=()):
-        """@tensors: that are put elsewhere. @written: their numbers among these, of those that the step writes."""
+        """@tensors: those that the plan puts elsewhere. @written: places in @tensors of those that the step writes."""
         self.tensors, self.written, self.held, self.copies = tensors, written, [], {}
 
-    def __enter__(self):
+    def begin(self):
+        """Give the tensors their copies. If there is no memory for one, all tensors are as before."""
         for i, tensor in enumerate(self.tensors):
             if not can_be_emptied(tensor):
                 storage = tensor.untyped_storage()
-                storage, copy = self.copies.setdefault(storage._cdata, (storage, storage.clone()))
-                self.held.append((i, tensor, storage, copy))
-                tensor.data = _over(tensor, copy)
+                if storage._cdata not in self.copies:
+                    self.copies[storage._cdata] = storage, storage.clone()
+                self.held.append((i, tensor, *self.copies[storage._cdata]))
+        for _, tensor, _, copy in self.held:
+            tensor.data = _over(tensor, copy)
         return self
 
-    def __exit__(self, *_fault):
+    def end(self):
+        """Give the tensors their own storages back, with what the step wrote."""
         for i, tensor, storage, copy in self.held:
             if i in self.written and copy.nbytes() == storage.nbytes():  # it is empty where a tier lost its bytes
                 storage.copy_(copy)
@@ -51,10 +55,12 @@ class StandIns:
 
     def returned(self, results):
         """Return a step's results; views of a copy become views of the storage that it stood for."""
+        if not self.copies:
+            return results
         own = {copy._cdata: storage for storage, copy in self.copies.values()}
         return [_over(t, own[t.untyped_storage()._cdata]) if t.untyped_storage()._cdata in own else t for t in results]
 
 
 def keep(tensors):
     """Give @tensors for good storages that can be emptied."""
-    StandIns(tensors).__enter__()
+    StandIns(tensors).begin()

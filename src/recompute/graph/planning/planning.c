@@ -509,9 +509,9 @@ static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
 }
 
 /*
- * Look again for a plan within @budget_bytes, a little less than the smallest one. The search within the smallest
- * budget may end below it, and then states its peak as the smallest. It is repeated from the same start, from which it
- * finds the same plan. -ENOSPC: that plan is larger.
+ * Look again for a plan within @budget_bytes, up to a quarter less than the smallest one. The search within the
+ * smallest budget may end below it, and then states its peak as the smallest. It is repeated from the same start, from
+ * which it finds the same plan. -ENOSPC: that plan is larger.
  */
 static int smallest_search(struct graph_planning *planning, uint64_t budget_bytes)
 {
@@ -562,7 +562,7 @@ static int min_parts_take(struct graph_planning *planning)
   int status = min_part_take(planning, WAYS_RECOMPUTE, SMALLEST_SHARE);
   if (!status)
     status = min_part_take(planning, WAYS_TRANSFERS, SMALLEST_SHARE);
-  bool is_asked = planning->params.budget_bytes == LADE_GRAPH_BUDGET_MIN &&
+  bool is_asked = planning->params.budget_bytes == LADE_GRAPH_BUDGET_MIN && planning->alone_min_bytes &&
                   is_near_min(planning->alone_min_bytes, planning->info.min_budget_bytes);
   if (status || !is_asked)
     return status;

@@ -30,8 +30,8 @@ struct graph_planning {
   int64_t start_ns;
   enum planning_ways ways;
   uint64_t alone_min_bytes; /* the smallest budget found by recompute alone, without its plan; 0: not looked for */
-  struct remat_choices moved; /* the smallest schedule found by transfers alone, */
-  struct lade_graph_plan_info moved_info; /* and its figures; zeros: not looked for */
+  struct remat_choices moved; /* the smallest schedule found by transfers alone */
+  struct lade_graph_plan_info moved_info; /* the figures of that; zeros: not looked for */
 };
 
 /* Free all that @planning holds. */
