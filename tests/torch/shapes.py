@@ -595,7 +595,9 @@ def parts_are_refused_after_a_long_search():
     """A part that a short search does not fit has a plan of a longer one; "min" is no share, so it has one short search."""
     answering, step = lade.torch.answering, mock.Mock()
     for is_share, wanted in ((False, [0.1, 3.0]), (True, [0.1, 0.1, 3.0])):
-        tried, step.limits.is_share = [], is_share
+        tried, step.limits.is_share, node = [], is_share, mock.Mock(meta={"lade_real": X})
+        part = mock.Mock()
+        part.gm.graph.nodes = [node]
 
         def planned(_part, _pricer, _limits, _device, seconds, tried=tried):
             tried.append(seconds[1])
@@ -603,7 +605,8 @@ def parts_are_refused_after_a_long_search():
                 raise lade.DoesNotFit("a short search", 1)
             return "a plan"
         with mock.patch.object(answering, "Planned", planned):
-            assert answering.planned_part(step, None) == "a plan" and tried == wanted, tried
+            assert answering.planned_part(step, part) == "a plan" and tried == wanted, tried
+        assert not node.meta, "the part holds no batch"
 
 
 LENGTHS = torch.tensor([2, 4, 1, 3]), torch.tensor([4, 1, 3, 1]), torch.tensor([2, 4, 1, 3])
