@@ -94,8 +94,8 @@ struct lade_graph_plan_info {
   int64_t base_ns;             /* sum over all ops, once each */
   int64_t compute_ns;          /* sum over all ops that run, redos included */
   /*
-   * No list within the budget has a smaller predicted_step_ns, except one that drops a made storage before a write of
-   * all of it. The search has no such lists, so give each content a storage of its own.
+   * No list within the budget has a smaller predicted_step_ns. It is base_ns where a made storage is written whole more
+   * than once: lists may drop it before, but the search has none of these. Give each content a storage of its own.
    */
   int64_t bound_ns;
   int64_t predicted_step_ns;   /* by simulation, transfers included */

@@ -52,6 +52,42 @@ static int refuse(struct graph_planning *planning, uint64_t budget_bytes)
                         lade_size_exact(planning->info.min_budget_bytes, min));
 }
 
+/* True if @op writes all bytes of @storage. */
+static bool writes_whole(const struct lade_graph *graph, const struct graph_op *op, int storage)
+{
+  uint64_t bytes = 0; /* no byte is written twice by one op */
+  for (int i = op->n_reads; i < op->n_reads + op->n_writes; i++) {
+    const struct graph_operand *operand = &graph->operands.items[op->first_operand + i];
+    bytes += operand->storage == storage ? operand->bytes : 0;
+  }
+  return bytes == graph->storages.items[storage].bytes;
+}
+
+/*
+ * True if a made storage is written whole once more. It may be dropped before that, which the problem does not know: a
+ * value is held or made again up to its last maker.
+ */
+static bool has_later_contents(const struct lade_graph *graph)
+{
+  for (int s = 0; s < graph->storages.n; s++) {
+    const struct graph_storage *storage = &graph->storages.items[s];
+    for (int i = storage->first_use + 1; i < graph_uses_end(graph, s) && !storage->is_given && storage->bytes; i++) {
+      if (graph->uses[i].access & GRAPH_WRITES && writes_whole(graph, &graph->ops.items[graph->uses[i].op], s))
+        return true;
+    }
+  }
+  return false;
+}
+
+/* Bound the time of every list within @budget_bytes from below: no list takes less than all ops once. */
+static int bound_make(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  const int status = graph_planning_bound(planning, budget_bytes, planning->info.predicted_step_ns);
+  if (has_later_contents(planning->graph))
+    planning->info.bound_ns = planning->info.base_ns;
+  return status;
+}
+
 static int plan_run(struct graph_planning *planning)
 {
   struct lade_graph_plan_info *info = &planning->info;
@@ -65,7 +101,7 @@ static int plan_run(struct graph_planning *planning)
     info->min_budget_bytes = LADE_MIN(info->min_budget_bytes, info->planned_peak_bytes);
   if (status && status != -ENOSPC)
     return status;
-  const int bound_status = graph_planning_bound(planning, budget_bytes, info->predicted_step_ns);
+  const int bound_status = bound_make(planning, budget_bytes);
   return bound_status ? bound_status : status ? refuse(planning, budget_bytes) : 0;
 }
 
