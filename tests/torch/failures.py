@@ -221,7 +221,7 @@ def plans_share_the_store(scratch):
         assert step.store.n_bytes == step.store.store.info()["budget_bytes"] == max(needs), needs
         assert step.store.store.info()["used_bytes"] <= needs[-1], "bytes of another plan wait"
     assert lade.torch.digest(model, optimizer) == lade.torch.digest(twin, other)
-    assert needs[1] > needs[0], needs
+    assert len(set(needs)) > 1, needs  # which of them is the largest depends on measured prices
     before = lade.torch.digest(model, optimizer)
     with mock.patch.object(tiers, "Store", no_space):
         refused(lade.Error, lambda: step.prepare(*batch(64, 32)), "no space")
