@@ -442,8 +442,8 @@ static bool is_near_min(uint64_t budget_bytes, uint64_t alone_min_bytes)
 }
 
 /*
- * True if recompute alone comes first: within a limit of time a long graph may have none left for it behind the search
- * for the smallest budget, and what recompute alone fits has to be found with tiers, too.
+ * True if recompute alone comes first. Within a limit of time, the search for the smallest budget of a long graph may
+ * leave it no time. But a plan with tiers has to exist wherever recompute alone finds one.
  */
 static bool is_alone_first(const struct graph_planning *planning)
 {
